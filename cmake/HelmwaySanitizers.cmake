@@ -1,0 +1,13 @@
+# HELMWAY_SANITIZE: empty, "address" (with undefined behaviour) or "thread". Applies to every target.
+set(HELMWAY_SANITIZE "" CACHE STRING "address, thread or empty")
+if(HELMWAY_SANITIZE STREQUAL "address")
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(HELMWAY_SANITIZE STREQUAL "thread")
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
+  # GCC 12 warns that TSan does not model atomic_thread_fence, which only system headers use here.
+  add_compile_options(-Wno-error=tsan)
+  add_link_options(-fsanitize=thread)
+elseif(NOT HELMWAY_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "HELMWAY_SANITIZE must be address, thread or empty, not '${HELMWAY_SANITIZE}'")
+endif()
