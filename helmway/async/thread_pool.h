@@ -1,0 +1,47 @@
+#ifndef HELMWAY_ASYNC_THREAD_POOL_H_
+#define HELMWAY_ASYNC_THREAD_POOL_H_
+
+#include <pthread.h>
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+
+namespace helmway::async {
+
+// A fixed number of threads that run tasks in the order of Post; with one thread the tasks run one after
+// the other. The queue is bounded: a full one refuses, and the caller tells its own caller. Any thread.
+class ThreadPool {
+ public:
+  struct Options {
+    std::string name;                 // shown by debuggers; 15 characters at most are kept
+    int threads = 1;
+    size_t max_queued = 1024;         // tasks that wait; running ones do not count
+    size_t stack_bytes = 0;           // 0 = the system's default
+  };
+  explicit ThreadPool(Options options);
+  // Runs what is queued, then joins. Must not be called from one of its own threads.
+  ~ThreadPool();
+
+  // False, and the task is dropped, if the queue is full or the pool is being destroyed.
+  [[nodiscard]] bool Post(absl::AnyInvocable<void()> task);
+
+ private:
+  static void* Main(void* self);
+  void Run();
+
+  const Options options_;
+  absl::Mutex mu_;
+  std::deque<absl::AnyInvocable<void()>> queue_ ABSL_GUARDED_BY(mu_);
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<pthread_t> threads_;
+};
+
+}  // namespace helmway::async
+
+#endif  // HELMWAY_ASYNC_THREAD_POOL_H_

@@ -1,0 +1,35 @@
+#include "helmway/async/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/synchronization/notification.h"
+
+namespace helmway::async {
+namespace {
+
+TEST(ThreadPool, OneThreadKeepsTheOrderAndDrainsAtTheEnd) {
+  std::vector<int> seen;
+  {
+    ThreadPool pool({.name = "order", .threads = 1});
+    for (int i = 0; i < 100; ++i) ASSERT_TRUE(pool.Post([&seen, i] { seen.push_back(i); }));
+  }
+  ASSERT_EQ(seen.size(), 100u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i);
+}
+
+TEST(ThreadPool, RefusesBeyondItsBound) {
+  absl::Notification started, go;
+  ThreadPool pool({.name = "bound", .threads = 1, .max_queued = 2});
+  ASSERT_TRUE(pool.Post([&] {
+    started.Notify();
+    go.WaitForNotification();
+  }));
+  started.WaitForNotification();
+  EXPECT_TRUE(pool.Post([] {}));
+  EXPECT_TRUE(pool.Post([] {}));
+  EXPECT_FALSE(pool.Post([] {}));
+  go.Notify();
+}
+
+}  // namespace
+}  // namespace helmway::async
