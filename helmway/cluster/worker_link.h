@@ -1,0 +1,203 @@
+#ifndef HELMWAY_CLUSTER_WORKER_LINK_H_
+#define HELMWAY_CLUSTER_WORKER_LINK_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "helmway/base/host_memory.h"
+
+namespace helmway::cluster {
+
+// Names. The proxy chooses them before anything is done; workers bind values to them later.
+using BufferId = uint64_t;      // one shard on one device; unique in the cluster, never used again
+using ExecutableId = uint64_t;  // one loaded program
+using SessionId = uint64_t;     // one client stream
+using LaunchId = int64_t;       // one run of one executable
+using DeviceId = int32_t;       // what JAX sees as device.id
+
+// The number of an IFRT dtype (xla.ifrt.DTypeProto.Kind). XLA's own primitive types have the same numbers up to
+// 29 and others beyond.
+using ElementType = int32_t;
+
+// ---- What a worker has -------------------------------------------------------------------------------
+
+struct AttributeValue {
+  std::variant<std::string, bool, int64_t, std::vector<int64_t>, float> value;
+};
+
+struct MemoryInfo {
+  int32_t id = 0;  // unique over the cluster
+  std::string kind;
+  int32_t kind_id = 0;
+  std::string debug_string;
+  std::string to_string;
+  std::vector<DeviceId> devices;
+};
+
+struct DeviceInfo {
+  DeviceId id = 0;
+  int32_t local_hardware_id = 0;
+  std::string kind;
+  std::string debug_string;
+  std::string to_string;
+  std::string platform_name;
+  std::optional<int32_t> default_memory;
+  std::vector<int32_t> memories;  // ids, in the plugin's order
+  std::map<std::string, AttributeValue> attributes;
+};
+
+struct WorkerInfo {
+  std::string platform_name;
+  std::string platform_version;
+  std::vector<DeviceInfo> devices;
+  std::vector<MemoryInfo> memories;
+};
+
+// ---- Commands ----------------------------------------------------------------------------------------
+
+// `count` buffers, one per device in the order that the command names: first, first + 1, ... unless `list`
+// is filled, which then holds all names.
+struct BufferNames {
+  BufferId first = 0;
+  uint32_t count = 0;
+  std::vector<BufferId> list;
+
+  BufferId at(size_t i) const { return list.empty() ? first + i : list[i]; }
+  size_t size() const { return list.empty() ? count : list.size(); }
+};
+
+struct BufferTarget {
+  BufferId buffer;
+  DeviceId device;
+};
+using BufferTargets = absl::InlinedVector<BufferTarget, 1>;
+
+// Buffers whose bytes come later from the host. Until they are filled, whatever uses them waits.
+struct DeclareBuffers {
+  BufferTargets targets;
+};
+
+// The bytes for declared buffers; all targets get the same contents.
+struct HostContents {
+  BufferTargets targets;
+  ElementType element_type = 0;
+  absl::InlinedVector<int64_t, 6> dims;             // of one buffer
+  std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
+  std::string memory_kind;                           // empty = the device's default
+  std::optional<std::vector<int64_t>> minor_to_major;  // device layout; absent = the plugin's default
+  base::HostBytes bytes;
+};
+
+struct Launch {
+  LaunchId id = 0;
+  ExecutableId executable = 0;
+  std::vector<BufferNames> arguments;  // per argument, the names in the executable's device order
+  std::vector<BufferNames> results;    // per output, likewise; new names
+  std::vector<int32_t> donated;        // argument numbers that the run consumes, ascending
+  std::vector<int32_t> kept;           // argument numbers that must survive even if the program would consume them
+  // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here yet).
+  bool held = false;
+  // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
+  absl::AnyInvocable<void(const absl::Status&)> on_done;
+};
+
+// result[i] becomes a copy of source[i] on device[i] and in a memory of that kind.
+struct CopyBuffers {
+  BufferNames sources;
+  BufferNames results;
+  std::vector<DeviceId> devices;
+  std::string memory_kind;  // empty = the device's default
+};
+
+// How the bytes of a read shall lie.
+struct ReadFormat {
+  std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
+};
+
+struct CompileProgram {
+  ExecutableId executable = 0;  // the name under which the program is loaded
+  std::string code;      // what the plugin's "mlir" format takes
+  std::string options;   // serialized xla.CompileOptionsProto with global device ids
+};
+
+// What the compiler says about a program. All of it is as the plugin reports it.
+struct CompiledProgram {
+  std::string name;
+  int32_t num_replicas = 1;
+  int32_t num_partitions = 1;
+  std::vector<DeviceId> devices;  // in assignment order
+  std::string optimized_hlo_format;
+  std::string optimized_hlo;  // serialized
+  std::vector<std::string> output_memory_kinds;
+  std::string fingerprint;  // empty if unknown
+  absl::StatusOr<std::string> memory_stats = absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
+  int64_t code_size_bytes = 0;
+};
+
+using CostProperties = std::map<std::string, AttributeValue>;
+
+// The commands of one client session to one worker: an ordered stream.
+//
+// Commands take effect in the order of the calls. None waits for a device, for the host or for an answer.
+// Errors are values: a command that cannot be done binds its results to the first cause, and every use of
+// them fails with it. A name belongs to the session that made it and is unknown to others.
+// Callbacks run once, on any thread, maybe inside the call (except where stated), with no lock of the link
+// held; they must not block. Callers serialize the calls of one session, except Read, Await, Compile and
+// CostAnalysis, which may be called by any thread once the names they use exist.
+class SessionLink {
+ public:
+  virtual ~SessionLink() = default;
+
+  virtual void Declare(DeclareBuffers command) = 0;
+  // Both: targets that were deleted meanwhile are skipped.
+  virtual void Fill(HostContents contents) = 0;
+  virtual void Fail(const BufferTargets& targets, const absl::Status& status) = 0;
+  virtual void Execute(Launch launch) = 0;
+  virtual void ReleaseLaunch(LaunchId id) = 0;
+  virtual void Copy(CopyBuffers command) = 0;
+  // Frees the memory once work that was commanded before is done, and forgets the names. Unknown names are
+  // skipped.
+  virtual void Delete(const std::vector<BufferNames>& buffers) = 0;
+
+  virtual void Read(BufferId buffer, ReadFormat format,
+                    absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) = 0;
+  // Done when every buffer has its value, with the first error that is found in their order.
+  virtual void Await(const std::vector<BufferNames>& buffers, absl::AnyInvocable<void(const absl::Status&)> done) = 0;
+
+  // Never calls back inside the call.
+  virtual void Compile(CompileProgram command, absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
+  virtual void Unload(ExecutableId executable) = 0;
+  virtual void CostAnalysis(ExecutableId executable, absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) = 0;
+
+  // Ends the session: fails what is declared and not filled, drops launches that have not started (their
+  // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later
+  // commands do nothing, or call back with CANCELLED. Idempotent; any thread.
+  virtual void Close() = 0;
+};
+
+// One worker as a proxy sees it. Two implementations: inside the process, and over the network; nothing above
+// knows which one it has. Any thread.
+class WorkerLink {
+ public:
+  virtual ~WorkerLink() = default;
+  virtual const WorkerInfo& info() const = 0;
+  virtual std::shared_ptr<SessionLink> OpenSession(SessionId session) = 0;
+  // Text of the layout that a buffer of this shape gets by default, "{1,0}".
+  virtual absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) = 0;
+  // One device id per partition and replica: result[replica * partitions + partition].
+  virtual absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) = 0;
+};
+
+}  // namespace helmway::cluster
+
+#endif  // HELMWAY_CLUSTER_WORKER_LINK_H_
