@@ -1,0 +1,39 @@
+#ifndef HELMWAY_NET_GRPC_SERVER_H_
+#define HELMWAY_NET_GRPC_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace helmway::net {
+
+// A listening gRPC server with plain-text credentials, no message size limits below protobuf's own, the
+// standard health service, and windows and frames sized for bulk data. Thread-safe.
+class GrpcServer {
+ public:
+  // Serves `services` (not owned; they must outlive the server) on `address` ("127.0.0.1:0", "[::]:29000").
+  // Port 0 takes a free one. UNAVAILABLE if the address can't be bound, naming it and the likely reason.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
+                                                           const std::vector<grpc::Service*>& services);
+  // Cancels running calls, waits for their reactors to end.
+  ~GrpcServer();
+
+  int port() const { return port_; }
+  void Shutdown();
+
+ private:
+  GrpcServer() = default;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+absl::Status FromGrpcStatus(const grpc::Status& status);
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+}  // namespace helmway::net
+
+#endif  // HELMWAY_NET_GRPC_SERVER_H_

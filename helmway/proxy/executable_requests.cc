@@ -1,0 +1,276 @@
+// Requests about loaded executables: what they are, running them, forgetting them.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "helmway/base/status.h"
+#include "helmway/program/hlo_text.h"
+#include "helmway/proxy/proxy.h"
+#include "helmway/proxy/session.h"
+#include "helmway/wire/attributes.h"
+#include "helmway/wire/dtype.h"
+#include "helmway/wire/status.h"
+
+namespace helmway::proxy {
+
+using ::helmway::array::Array;
+using ::helmway::array::ArrayRef;
+using ::xla::ifrt::proxy::LoadedExecutableCostAnalysisRequest;
+using ::xla::ifrt::proxy::LoadedExecutableDestructRequest;
+using ::xla::ifrt::proxy::LoadedExecutableExecuteRequest;
+using ::xla::ifrt::proxy::LoadedExecutableExecuteResponse;
+using ::xla::ifrt::proxy::LoadedExecutableFetchExecuteResultRequest;
+using ::xla::ifrt::proxy::LoadedExecutableHumanReadableProgramTextRequest;
+using ::xla::ifrt::proxy::LoadedExecutableMetadataRequest;
+using ::xla::ifrt::proxy::LoadedExecutableMetadataResponse;
+
+namespace {
+
+void SetShardings(const std::vector<program::ValueSpec>& values, LoadedExecutableMetadataResponse::ShardingList* list) {
+  for (const program::ValueSpec& value : values) {
+    xla::OpSharding* sharding = list->add_shardings();
+    if (value.op_sharding) {
+      *sharding = *value.op_sharding;
+    } else {
+      sharding->set_type(xla::OpSharding::REPLICATED);
+    }
+  }
+}
+
+void SetLayouts(const std::vector<program::ValueSpec>& values, LoadedExecutableMetadataResponse::LayoutList* list) {
+  for (const program::ValueSpec& value : values) *list->add_layouts() = value.layout.ToXlaProto();
+}
+
+}  // namespace
+
+absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetadataRequest& request, Reply& reply) {
+  HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<const Executable> executable,
+                           GetExecutable(request.loaded_executable_handle()));
+  const program::ExecutableSpec& spec = executable->spec;
+  LoadedExecutableMetadataResponse& metadata = *reply.response.mutable_loaded_executable_metadata_response();
+  // A program on one device has no sharding to speak of.
+  if (executable->devices.size() > 1) {
+    SetShardings(spec.parameters, metadata.mutable_parameter_shardings());
+    SetShardings(spec.outputs, metadata.mutable_output_shardings());
+  }
+  SetLayouts(spec.parameters, metadata.mutable_parameter_layouts_list());
+  SetLayouts(spec.outputs, metadata.mutable_output_layouts_list());
+  auto& kinds = *metadata.mutable_output_memory_kinds()->add_memory_kind_lists();
+  for (const std::string& kind : executable->output_memory_kinds) kinds.add_memory_kinds(kind);
+  auto& donated = *metadata.mutable_donated_input_indices();
+  for (const int32_t index : spec.donated_parameters) donated.add_donated_input_indices(static_cast<uint32_t>(index));
+  if (executable->memory_stats.ok()) {
+    if (!metadata.mutable_compiled_memory_stats()->ParseFromString(*executable->memory_stats)) {
+      return absl::InternalError("the worker's memory statistics can't be parsed");
+    }
+  } else {
+    *metadata.mutable_compiled_memory_stats_error() = wire::StatusToProto(executable->memory_stats.status());
+  }
+  metadata.set_size_of_generated_code_in_bytes(executable->code_size_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecuteRequest& request, Reply& reply) {
+  cluster::Launch launch;
+  launch.id = proxy_->NewLaunch();
+  const bool first_run = request.result_array_handle_size() == 0;
+  const bool wants_status = request.execute_options().fill_status();
+  LoadedExecutableExecuteResponse& response = *reply.response.mutable_loaded_executable_execute_response();
+
+  absl::MutexLock lock(&mu_);
+  std::shared_ptr<const Executable> executable = FindExecutable(request.loaded_executable_handle());
+  if (executable == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
+  }
+  const program::ExecutableSpec& spec = executable->spec;
+  if (request.device_ids_size() > 0) {
+    return absl::UnimplementedError("LoadedExecutableExecuteRequest with device_ids (portable executables)");
+  }
+  if (static_cast<size_t>(request.args_handles_size()) != spec.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " takes ", spec.parameters.size(),
+                                                   " arguments, got ", request.args_handles_size()));
+  }
+  if (!first_run && static_cast<size_t>(request.result_array_handle_size()) != spec.outputs.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " has ", spec.outputs.size(),
+                                                   " outputs, the request has handles for ",
+                                                   request.result_array_handle_size()));
+  }
+  if (request.result_status_handle() != 0 && futures_.contains(request.result_status_handle())) {
+    return absl::AlreadyExistsError(absl::StrCat("the status handle ", request.result_status_handle(), " is in use"));
+  }
+
+  std::vector<ArrayRef> arguments;
+  arguments.reserve(spec.parameters.size());
+  launch.arguments.reserve(spec.parameters.size());
+  std::vector<std::shared_ptr<const array::Arrival>> arrivals;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    HELMWAY_ASSIGN_OR_RETURN(ArrayRef argument, FindArray(request.args_handles(static_cast<int>(i))));
+    const array::ArraySpec& argument_spec = argument->spec();
+    const absl::Span<const int32_t> devices = argument_spec.sharding->devices();
+    if (devices != absl::MakeConstSpan(executable->devices)) {
+      return absl::InvalidArgumentError(absl::StrCat("argument ", i, " of program ", spec.name, " lies on devices [",
+                                                     absl::StrJoin(devices, ","), "], the program runs on [",
+                                                     absl::StrJoin(executable->devices, ","), "]"));
+    }
+    absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
+    absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
+    if (!type.ok() || *type != spec.parameters[i].element_type || (dims.ok() && *dims != spec.parameters[i].shard_dims)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "argument ", i, " of program ", spec.name, " has shards ", wire::DTypeName(argument_spec.dtype), "[",
+          dims.ok() ? absl::StrJoin(*dims, ",") : "?", "], the program wants ",
+          xla::PrimitiveType_Name(spec.parameters[i].element_type), "[", absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
+    }
+    launch.arguments.push_back(argument->shards().Names());
+    for (const auto& arrival : argument->arrivals()) {
+      if (!arrival->here) arrivals.push_back(arrival);
+    }
+    arguments.push_back(std::move(argument));
+  }
+
+  const auto& kept = request.execute_options().non_donatable_input_indices();
+  for (const int32_t index : spec.donated_parameters) {
+    if (std::find(kept.begin(), kept.end(), index) == kept.end()) launch.donated.push_back(index);
+  }
+  launch.kept.assign(kept.begin(), kept.end());
+
+  std::vector<ArrayRef> results;
+  for (size_t i = 0; i < spec.outputs.size(); ++i) {
+    ArrayRef result = NewArray(executable->outputs[i]);
+    launch.results.push_back(result->shards().Names());
+    uint64_t handle;
+    if (first_run) {
+      handle = NewServerHandle();
+      LoadedExecutableExecuteResponse::Output& output = *response.add_outputs();
+      output.mutable_dtype()->set_kind(executable->outputs[i]->dtype);
+      for (const int64_t dim : executable->outputs[i]->dims) output.mutable_shape()->add_dims(dim);
+      *output.mutable_sharding() = executable->outputs[i]->sharding->Encode();
+      output.set_array_handle(handle);
+    } else {
+      handle = request.result_array_handle(static_cast<int>(i));
+    }
+    // Nothing may fail between the first binding and the launch but a handle that is in use, which a client
+    // that counts its handles does not send; what was bound then stays without contents.
+    if (absl::Status status = Bind(handle, result); !status.ok()) {
+      for (const ArrayRef& made : results) made->Delete();
+      return status;
+    }
+    results.push_back(std::move(result));
+  }
+
+  async::CompletionRef run;
+  if (wants_status) {
+    run = base::MakeRef<async::Completion>();
+    if (request.result_status_handle() != 0) {
+      futures_[request.result_status_handle()] = run;
+    } else {
+      response.set_status_handle(AddFuture(run));
+    }
+  }
+  for (const int32_t index : launch.donated) arguments[static_cast<size_t>(index)]->Delete();
+
+  launch.executable = executable->id;
+  launch.on_done = [self = shared_from_this(), run](const absl::Status& status) {
+    if (run) run->Finish(status);
+    self->LaunchDone();
+  };
+  if (++launches_under_way_ >= proxy_->options().max_launches_under_way && !paused_) {
+    paused_ = true;
+    stream_->SetPaused(true);
+  }
+  // A launch whose host bytes are still on their way keeps its place, and those behind it, out of the devices'
+  // queues: other sessions go on.
+  ReleaseHeldLaunches();
+  launch.held = !arrivals.empty() || !held_.empty();
+  if (launch.held) held_.push_back({launch.id, std::move(arrivals)});
+  link_->Execute(std::move(launch));
+  return absl::OkStatus();
+}
+
+void Session::ReleaseHeldLaunches() {
+  while (!held_.empty()) {
+    const HeldLaunch& first = held_.front();
+    if (!std::all_of(first.arrivals.begin(), first.arrivals.end(), [](const auto& arrival) { return arrival->here; })) return;
+    link_->ReleaseLaunch(first.id);
+    held_.pop_front();
+  }
+}
+
+void Session::LaunchDone() {
+  absl::MutexLock lock(&mu_);
+  --launches_under_way_;
+  if (paused_ && launches_under_way_ <= proxy_->options().max_launches_under_way / 2) {
+    paused_ = false;
+    stream_->SetPaused(false);
+  }
+}
+
+absl::Status Session::HandleLoadedExecutableFetchExecuteResult(const LoadedExecutableFetchExecuteResultRequest& request,
+                                                               Reply& reply) {
+  reply.response.mutable_loaded_executable_fetch_execute_result_response();
+  return AnswerWithFuture(request.result_status_handle(), reply);
+}
+
+absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableCostAnalysisRequest& request,
+                                                         Reply& reply) {
+  // An error goes into the response's own status: the client turns an error response into an unreadable one.
+  auto answer = [self = shared_from_this(), op_id = reply.op_id](absl::StatusOr<cluster::CostProperties> properties) {
+    Response response;
+    auto& result = *response.mutable_loaded_executable_cost_analysis_response();
+    if (properties.ok()) {
+      auto& map = *result.mutable_attributes();
+      for (const auto& [name, value] : *properties) {
+        if (const auto* number = std::get_if<float>(&value.value)) wire::SetFloatAttribute(map, name, *number);
+        if (const auto* number = std::get_if<int64_t>(&value.value)) {
+          wire::SetFloatAttribute(map, name, static_cast<float>(*number));
+        }
+      }
+    } else {
+      *result.mutable_status() = wire::StatusToProto(properties.status());
+    }
+    self->Send(op_id, absl::OkStatus(), response);
+  };
+  reply.deferred = true;
+  absl::StatusOr<std::shared_ptr<const Executable>> executable = GetExecutable(request.loaded_executable_handle());
+  if (!executable.ok()) {
+    answer(executable.status());
+  } else {
+    link_->CostAnalysis((*executable)->id, std::move(answer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::HandleLoadedExecutableHumanReadableProgramText(
+    const LoadedExecutableHumanReadableProgramTextRequest& request, Reply& reply) {
+  auto& result = *reply.response.mutable_loaded_executable_human_readable_program_text_response();
+  absl::StatusOr<std::shared_ptr<const Executable>> executable = GetExecutable(request.loaded_executable_handle());
+  absl::StatusOr<std::string> text = executable.status();
+  if (executable.ok()) text = program::HloText((*executable)->optimized_hlo_format, (*executable)->optimized_hlo);
+  if (text.ok()) {
+    result.set_human_readable_program_text(*std::move(text));
+  } else {
+    *result.mutable_status() = wire::StatusToProto(text.status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::HandleLoadedExecutableDestruct(const LoadedExecutableDestructRequest& request, Reply& reply) {
+  std::shared_ptr<const Executable> executable;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = executables_.find(request.loaded_executable_handle());
+    if (it == executables_.end()) {
+      return absl::NotFoundError(absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
+    }
+    executable = std::move(it->second);
+    executables_.erase(it);
+  }
+  link_->Unload(executable->id);
+  reply.response.mutable_loaded_executable_destruct_response();
+  return absl::OkStatus();
+}
+
+}  // namespace helmway::proxy

@@ -1,0 +1,136 @@
+// Requests about programs before they are executables: compiling.
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "helmway/base/status.h"
+#include "helmway/program/compile_options.h"
+#include "helmway/proxy/proxy.h"
+#include "helmway/proxy/session.h"
+#include "helmway/wire/dtype.h"
+#include "helmway/wire/serialized.h"
+
+namespace helmway::proxy {
+
+using ::xla::ifrt::proxy::CompileRequest;
+using ::xla::ifrt::proxy::CompileResponse;
+
+namespace {
+
+// What each output of a run is, for the first run of a client and for all its arrays.
+absl::StatusOr<std::vector<std::shared_ptr<const array::ArraySpec>>> OutputSpecs(
+    const Executable& executable, const std::string& default_kind) {
+  std::vector<std::shared_ptr<const array::ArraySpec>> specs;
+  for (size_t i = 0; i < executable.spec.outputs.size(); ++i) {
+    const program::ValueSpec& output = executable.spec.outputs[i];
+    auto spec = std::make_shared<array::ArraySpec>();
+    HELMWAY_ASSIGN_OR_RETURN(spec->dtype, wire::FromPrimitiveType(output.element_type));
+    spec->dims.assign(output.global_dims.begin(), output.global_dims.end());
+    spec->layout = output.layout;
+    const std::string& kind = executable.output_memory_kinds[i];
+    const bool is_default = kind.empty() || kind == default_kind;
+    const std::optional<absl::string_view> memory_kind = is_default ? std::nullopt : std::optional<absl::string_view>(kind);
+    if (executable.devices.size() == 1) {
+      HELMWAY_ASSIGN_OR_RETURN(spec->sharding, program::Sharding::SingleDevice(executable.devices[0], memory_kind));
+    } else if (is_default) {
+      spec->sharding = output.sharding;
+    } else {
+      HELMWAY_ASSIGN_OR_RETURN(spec->sharding, output.sharding->WithDevicesAndMemoryKind(std::nullopt, memory_kind));
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+std::string DefaultMemoryKind(const cluster::WorkerInfo& info, int32_t device_id) {
+  for (const cluster::DeviceInfo& device : info.devices) {
+    if (device.id != device_id || !device.default_memory) continue;
+    for (const cluster::MemoryInfo& memory : info.memories) {
+      if (memory.id == *device.default_memory) return memory.kind;
+    }
+  }
+  return "";
+}
+
+absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::ExecutableId id, cluster::CompiledProgram compiled,
+                                                                 const cluster::WorkerInfo& info) {
+  auto executable = std::make_shared<Executable>();
+  executable->id = id;
+  HELMWAY_ASSIGN_OR_RETURN(
+      executable->spec,
+      program::FromOptimizedHlo(compiled.optimized_hlo_format, compiled.optimized_hlo, compiled.devices,
+                                compiled.num_replicas, compiled.num_partitions));
+  executable->devices = std::move(compiled.devices);
+  executable->output_memory_kinds = std::move(compiled.output_memory_kinds);
+  if (executable->output_memory_kinds.size() != executable->spec.outputs.size()) {
+    return absl::InternalError(absl::StrCat("the compiler reports ", executable->output_memory_kinds.size(),
+                                            " memory kinds for ", executable->spec.outputs.size(), " outputs"));
+  }
+  HELMWAY_ASSIGN_OR_RETURN(executable->outputs, OutputSpecs(*executable, DefaultMemoryKind(info, executable->devices[0])));
+  executable->memory_stats = std::move(compiled.memory_stats);
+  executable->code_size_bytes = compiled.code_size_bytes;
+  executable->optimized_hlo_format = std::move(compiled.optimized_hlo_format);
+  executable->optimized_hlo = std::move(compiled.optimized_hlo);
+  return executable;
+}
+
+}  // namespace
+
+absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
+  if (request.program().type_name() != wire::kXlaProgram) {
+    return absl::UnimplementedError(absl::StrCat("programs of type \"", request.program().type_name(), "\" are not supported yet"));
+  }
+  if (request.compile_options().type_name() != wire::kXlaCompileOptions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("compile options of type \"", request.compile_options().type_name(), "\" for an XLA program"));
+  }
+  if (request.host_callbacks_size() > 0) {
+    return absl::UnimplementedError("host callbacks of the send/recv form are not supported");
+  }
+  HELMWAY_ASSIGN_OR_RETURN(program::CompileOptions options,
+                           program::ParseXlaCompileOptions(request.compile_options().data()));
+  if (options.compile_portable_executable() || options.device_ids().empty()) {
+    return absl::UnimplementedError("portable executables (compile_portable_executable) are not supported yet");
+  }
+  HELMWAY_RETURN_IF_ERROR(CheckDevices(options.device_ids()));
+
+  cluster::CompileProgram command;
+  command.executable = proxy_->NewExecutable();
+  HELMWAY_ASSIGN_OR_RETURN(command.options, options.SerializeForPlugin(device_ids_));
+  command.code = std::move(*request.mutable_program()->mutable_data());
+  const cluster::ExecutableId id = command.executable;
+  reply.deferred = true;
+  link_->Compile(std::move(command), [self = shared_from_this(), op_id = reply.op_id, id](
+                                         absl::StatusOr<cluster::CompiledProgram> compiled) {
+    if (!compiled.ok()) return self->SendError(op_id, compiled.status());
+    const std::string fingerprint = compiled->fingerprint;
+    absl::StatusOr<std::shared_ptr<const Executable>> executable =
+        MakeExecutable(id, *std::move(compiled), self->proxy_->worker().info());
+    if (!executable.ok()) {
+      self->link_->Unload(id);
+      return self->SendError(op_id, base::Annotate(executable.status(), "reading the compiled program"));
+    }
+    Response response;
+    CompileResponse& result = *response.mutable_compile_response();
+    {
+      absl::MutexLock lock(&self->mu_);
+      if (self->closed_) return;
+      const uint64_t handle = self->NewServerHandle();
+      self->executables_[handle] = *executable;
+      result.set_loaded_executable_handle(handle);
+      result.set_ready_future_handle(self->AddFuture(async::DoneCompletion()));
+    }
+    result.set_name((*executable)->spec.name);
+    result.set_num_devices(static_cast<int32_t>((*executable)->devices.size()));
+    for (const int32_t device : (*executable)->devices) {
+      result.add_addressable_device_ids(device);
+      result.add_device_ids(device);
+    }
+    if (!fingerprint.empty()) result.set_fingerprint_value(fingerprint);
+    self->Send(op_id, absl::OkStatus(), response);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace helmway::proxy

@@ -1,0 +1,128 @@
+#include "helmway/proxy/proxy.h"
+
+#include <glog/logging.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "helmway/base/local_addresses.h"
+#include "helmway/base/random.h"
+#include "helmway/proxy/session.h"
+#include "helmway/wire/versions.h"
+
+namespace helmway::proxy {
+namespace {
+
+int64_t HalfOfMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2; }
+
+// The peer without its port: a client's two channels come from one address.
+std::string Host(const std::string& peer) {
+  if (peer.rfind("unix:", 0) == 0) return "unix:";
+  return peer.substr(0, peer.rfind(':'));
+}
+
+}  // namespace
+
+Proxy::Proxy(cluster::WorkerLink* worker, ProxyOptions options)
+    : worker_(worker),
+      options_(std::move(options)),
+      budget_(std::make_shared<HostBufferBudget>(options_.max_host_buffer_bytes > 0 ? options_.max_host_buffer_bytes
+                                                                                    : HalfOfMemory())),
+      blocking_({.name = "shared-dir", .threads = 1, .max_queued = 1024}),
+      watcher_([this] { Watch(); }) {}
+
+Proxy::~Proxy() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  watcher_.join();
+}
+
+absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> Proxy::NegotiateVersion(
+    const xla::ifrt::proxy::GrpcGetVersionRequest& request, const std::string& peer) {
+  if (!options_.allow_remote_clients && !base::IsLocalPeer(peer)) {
+    LOG_FIRST_N(WARNING, 10) << "refused a client at " << peer << ": it is not on this host";
+    return absl::PermissionDeniedError(
+        absl::StrCat("this server takes clients of its own host only, and ", peer,
+                     " is another; start it with --allow_remote_clients to open it to the network"));
+  }
+  return wire::ChooseVersion(request);
+}
+
+absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(
+    const xla::ifrt::proxy::GrpcIfrtSessionMetadata& metadata, const std::string& peer,
+    std::shared_ptr<net::SessionStream> stream) {
+  if (!options_.allow_remote_clients && !base::IsLocalPeer(peer)) {
+    return absl::PermissionDeniedError("this server takes clients of its own host only");
+  }
+  if (absl::Status status = wire::CheckVersion(metadata.version()); !status.ok()) return status;
+  auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), metadata.version(), std::move(stream),
+                                           std::make_shared<HostBuffers>(options_.host_memory, budget_));
+  LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version() << ", serdes "
+            << metadata.version().ifrt_serdes_version_number();
+  absl::MutexLock lock(&mu_);
+  sessions_[session->id()] = session;
+  return session;
+}
+
+std::shared_ptr<net::SessionHandler> Proxy::FindSession(uint64_t session_id, const std::string& peer) {
+  absl::MutexLock lock(&mu_);
+  const auto it = sessions_.find(session_id);
+  if (it == sessions_.end() || it->second->peer_host() != Host(peer)) return nullptr;
+  return it->second;
+}
+
+cluster::LaunchId Proxy::NewLaunch() {
+  // Positive, 31 bits, never 0: the plugin takes 0 for "none".
+  return static_cast<cluster::LaunchId>(next_launch_.fetch_add(1) % 0x7fffffff) + 1;
+}
+
+void Proxy::Forget(uint64_t session_id) {
+  std::shared_ptr<Session> dropped;
+  absl::MutexLock lock(&mu_);
+  const auto it = sessions_.find(session_id);
+  if (it == sessions_.end()) return;
+  dropped = std::move(it->second);
+  sessions_.erase(it);
+}
+
+void Proxy::WatchHostBuffers() {
+  absl::MutexLock lock(&mu_);
+  watching_ = true;
+}
+
+void Proxy::Watch() {
+  const absl::Duration patience = options_.host_buffer_patience;
+  auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return watching_ || stopping_; };
+  auto stop = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; };
+  while (true) {
+    std::vector<std::shared_ptr<Session>> sessions;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&wanted));
+      if (mu_.AwaitWithTimeout(absl::Condition(&stop), std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10)))) {
+        return;
+      }
+      watching_ = false;
+      for (const auto& [id, session] : sessions_) sessions.push_back(session);
+    }
+    const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
+    // FAILED_PRECONDITION: what a client must do is send the buffer; none of the codes that an elastic trainer
+    // takes for a lost slice.
+    const absl::Status late = absl::FailedPreconditionError(
+        absl::StrCat("never came: its upload did not begin within ", absl::FormatDuration(patience)));
+    bool remain = false;
+    for (const auto& session : sessions) {
+      remain |= session->host_buffers().FailWaitsBefore(now - absl::ToInt64Nanoseconds(patience), late);
+    }
+    if (remain) WatchHostBuffers();
+  }
+}
+
+}  // namespace helmway::proxy

@@ -1,0 +1,72 @@
+#ifndef HELMWAY_WORKER_DEVICE_QUEUE_H_
+#define HELMWAY_WORKER_DEVICE_QUEUE_H_
+
+#include <pthread.h>
+
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "helmway/pjrt/client.h"
+#include "helmway/worker/launch.h"
+
+namespace helmway::worker {
+
+// Launches in flight on one device. XLA's CPU client stops at 32 and then blocks its caller, which with two or
+// more devices dead-locks; ours stays well under it.
+inline constexpr int kMaxLaunchesInFlight = 16;
+
+// The order of launches on one device, and the one thread that hands them to the plugin: small programs run
+// inside the plugin's Execute, so each device needs a thread of its own. Any thread may push.
+//
+// The queue itself has no bound; sessions bound what they have under way.
+class DeviceQueue {
+ public:
+  explicit DeviceQueue(const pjrt::Device* device);
+  // Runs what is queued and waits for what is in flight.
+  ~DeviceQueue();
+
+  const pjrt::Device* device() const { return device_; }
+
+  void Push(LaunchRef launch, size_t part);
+
+  // For the queue's own thread, while it runs a part.
+  void WaitForRoom();
+  void WaitUntilIdle();
+  void LaunchStarted();
+  // Any thread.
+  void LaunchFinished();
+
+ private:
+  struct Item {
+    LaunchRef launch;
+    size_t part;
+  };
+  void Run();
+
+  const pjrt::Device* const device_;
+  absl::Mutex mu_;
+  absl::CondVar pushed_;
+  absl::CondVar finished_;
+  std::deque<Item> items_ ABSL_GUARDED_BY(mu_);
+  int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+// Puts all parts of a launch into the queues of their devices at once, so that any two launches are in the
+// same order on every device they share. Any thread.
+class Sequencer {
+ public:
+  void Enqueue(const LaunchRef& launch);
+
+ private:
+  absl::Mutex mu_;
+};
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_DEVICE_QUEUE_H_

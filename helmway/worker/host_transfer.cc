@@ -1,0 +1,164 @@
+#include "helmway/worker/host_transfer.h"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "helmway/base/status.h"
+#include "helmway/program/strides.h"
+
+namespace helmway::worker {
+namespace {
+
+constexpr int64_t kSlowFillBytes = 256 << 10;
+
+pjrt::ElementType TypeOf(const cluster::HostContents& contents) {
+  return static_cast<pjrt::ElementType>(contents.element_type);
+}
+
+bool IsStrided(const cluster::HostContents& contents) {
+  return contents.byte_strides.has_value() &&
+         !program::IsDense(contents.dims, pjrt::HostElementBytes(TypeOf(contents)), *contents.byte_strides);
+}
+
+// A buffer whose memory a reader outside the plugin looks at. The members are dropped in reverse order: the
+// reference before the buffer that it belongs to.
+struct View {
+  ReadHold slot;
+  pjrt::ExternalReference reference;
+};
+
+// Copies a dense row-major array into the region of a strided one. Bytes between elements are zeros.
+void Scatter(const uint8_t* dense, absl::Span<const int64_t> dims, absl::Span<const int64_t> strides, int64_t element_bytes,
+             uint8_t* region) {
+  if (dims.empty()) {
+    std::memcpy(region, dense, static_cast<size_t>(element_bytes));
+    return;
+  }
+  int64_t inner = element_bytes;
+  for (const int64_t dim : dims.subspan(1)) inner *= dim;
+  for (int64_t i = 0; i < dims[0]; ++i) {
+    Scatter(dense + i * inner, dims.subspan(1), strides.subspan(1), element_bytes, region + i * strides[0]);
+  }
+}
+
+struct DenseRead {
+  ReadHold slot;
+  base::HostBlock block;
+  absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done;
+};
+
+// Lets the plugin write the array densely into a fresh block.
+void ReadDense(ReadHold slot, base::HostMemoryPool* pool, absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
+  absl::StatusOr<size_t> size = slot->buffer.HostSizeBytes();
+  if (!size.ok()) return done(size.status());
+  absl::StatusOr<base::HostBlock> block = pool->Allocate(static_cast<int64_t>(*size));
+  if (!block.ok()) return done(block.status());
+  if (*size == 0) return done(std::move(*block).Finish());
+  auto read = std::make_shared<DenseRead>(DenseRead{std::move(slot), *std::move(block), std::move(done)});
+  absl::StatusOr<pjrt::Event> event = read->slot->buffer.ToHost(read->block.data, *size);
+  if (!event.ok()) return read->done(event.status());
+  event->OnReady([read](const absl::Status& status) {
+    if (status.ok()) {
+      read->done(std::move(read->block).Finish());
+    } else {
+      read->done(status);
+    }
+  });
+}
+
+}  // namespace
+
+bool FillIsSlow(const cluster::HostContents& contents) {
+  return contents.bytes.size > kSlowFillBytes &&
+         (IsStrided(contents) || contents.minor_to_major.has_value() || pjrt::ElementBits(TypeOf(contents)) < 8);
+}
+
+void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const cluster::HostContents& contents,
+              const SlotRef& slot) {
+  pjrt::HostBufferArgs args;
+  args.data = contents.bytes.data;
+  args.type = TypeOf(contents);
+  args.dims = contents.dims;
+  if (IsStrided(contents)) args.byte_strides = *contents.byte_strides;
+  if (contents.minor_to_major) args.minor_to_major = *contents.minor_to_major;
+  args.device = device;
+  if (!contents.memory_kind.empty()) {
+    args.memory = device->FindMemory(contents.memory_kind);
+    if (args.memory == nullptr) {
+      slot->ready->Finish(absl::InvalidArgumentError(
+          absl::StrCat("device ", device->id(), " has no memory of kind \"", contents.memory_kind, "\"")));
+      return;
+    }
+  }
+  // Only bytes that nobody else sees may become an output in place later.
+  args.semantics = contents.bytes.exclusive && contents.targets.size() == 1
+                       ? pjrt::HostBufferSemantics::kMutableZeroCopy
+                       : pjrt::HostBufferSemantics::kImmutableZeroCopy;
+  absl::StatusOr<pjrt::HostBufferResult> result = client.BufferFromHost(args);
+  if (!result.ok()) {
+    slot->ready->Finish(base::Annotate(result.status(), absl::StrCat("host buffer to device ", device->id())));
+    return;
+  }
+  result->done_with_host_buffer.OnReady([owner = contents.bytes.owner](const absl::Status&) {});
+  slot->buffer = std::move(result->buffer);
+  absl::StatusOr<pjrt::Event> ready = slot->buffer.ReadyEvent();
+  if (!ready.ok()) {
+    slot->ready->Finish(ready.status());
+    return;
+  }
+  ready->OnReady([slot](const absl::Status& status) { slot->ready->Finish(status); });
+}
+
+void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemoryPool* pool,
+              absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
+  const pjrt::Buffer& buffer = slot->buffer;
+  if (buffer.IsDeleted()) return done(absl::InvalidArgumentError("Array has been deleted."));
+  const pjrt::ElementType type = buffer.element_type();
+  const int64_t element_bytes = pjrt::HostElementBytes(type);
+  const std::vector<int64_t> dims(buffer.dimensions().begin(), buffer.dimensions().end());
+
+  if (format.byte_strides && !program::IsDense(dims, element_bytes, *format.byte_strides)) {
+    absl::StatusOr<int64_t> region = program::RegionSizeBytes(dims, element_bytes, *format.byte_strides);
+    if (!region.ok()) return done(region.status());
+    ReadDense(std::move(slot), pool,
+              [strides = *format.byte_strides, dims, element_bytes, size = *region, pool,
+               done = std::move(done)](absl::StatusOr<base::HostBytes> dense) mutable {
+                if (!dense.ok()) return done(dense.status());
+                absl::StatusOr<base::HostBlock> block = pool->Allocate(size);
+                if (!block.ok()) return done(block.status());
+                std::memset(block->data, 0, static_cast<size_t>(size));
+                Scatter(dense->data, dims, strides, element_bytes, block->data);
+                done(std::move(*block).Finish());
+              });
+    return;
+  }
+
+  // The host can read the memory itself on CPU if it lies as the reader wants it.
+  const bool host_readable = buffer.client()->platform_name() == "cpu" && pjrt::ElementBits(type) >= 8;
+  if (host_readable) {
+    absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
+    absl::StatusOr<int64_t> size = program::RegionSizeBytes(dims, element_bytes, std::nullopt);
+    if (layout.ok() && layout->IsDenseRowMajor() && size.ok() && *size > 0) {
+      absl::StatusOr<pjrt::ExternalReference> reference = pjrt::ExternalReference::Acquire(buffer);
+      if (reference.ok()) {
+        if (*size <= kLargestCopiedRead) {
+          absl::StatusOr<base::HostBlock> block = pool->Allocate(*size);
+          if (!block.ok()) return done(block.status());
+          std::memcpy(block->data, reference->data(), static_cast<size_t>(*size));
+          reference->Release();
+          return done(std::move(*block).Finish());
+        }
+        auto view = std::make_shared<View>(View{std::move(slot), *std::move(reference)});
+        const auto* data = static_cast<const uint8_t*>(view->reference.data());
+        return done(base::HostBytes{std::move(view), data, *size, /*exclusive=*/false});
+      }
+    }
+  }
+  ReadDense(std::move(slot), pool, std::move(done));
+}
+
+}  // namespace helmway::worker

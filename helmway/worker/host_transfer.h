@@ -1,0 +1,32 @@
+#ifndef HELMWAY_WORKER_HOST_TRANSFER_H_
+#define HELMWAY_WORKER_HOST_TRANSFER_H_
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "helmway/base/host_memory.h"
+#include "helmway/cluster/worker_link.h"
+#include "helmway/pjrt/client.h"
+#include "helmway/worker/slot.h"
+
+namespace helmway::worker {
+
+// A read of at most this many bytes is copied out; a larger one hands out the device's own memory where the
+// platform lets the host read it, and keeps the buffer in place until the reader is done.
+inline constexpr int64_t kLargestCopiedRead = 16 << 10;
+
+// Whether filling a buffer with these contents copies within the call more than a thread that must not block
+// should (strided or narrow elements: the plugin repacks them).
+bool FillIsSlow(const cluster::HostContents& contents);
+
+// Makes a device buffer of host bytes and binds it to `slot`, which becomes ready, or failed. Bytes that are dense are
+// handed to the plugin without a copy: the buffer lies in them and keeps them alive.
+void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const cluster::HostContents& contents,
+              const SlotRef& slot);
+
+// Reads the whole contents of a ready slot as `format` wants them. `done` runs once, maybe inside the call.
+void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemoryPool* pool,
+              absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done);
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_HOST_TRANSFER_H_

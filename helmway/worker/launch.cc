@@ -1,0 +1,109 @@
+#include "helmway/worker/launch.h"
+
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "helmway/worker/device_queue.h"
+
+namespace helmway::worker {
+
+LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
+                           std::shared_ptr<const std::atomic<bool>> cancelled,
+                           absl::AnyInvocable<void(const absl::Status&)> on_done)
+    : program_(std::move(program)),
+      launch_id_(launch_id),
+      cancelled_(std::move(cancelled)),
+      on_done_(std::move(on_done)) {}
+
+absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const {
+  if (cancelled_->load(std::memory_order_relaxed)) return absl::CancelledError("the session has ended");
+  for (const SlotRef& argument : part.arguments) {
+    const bool wait = argument->producer != queue || program_->has_cross_device_ops;
+    if (wait) {
+      if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
+    } else if (!argument->buffer) {
+      // Made by an earlier launch of this queue that failed before it ran, so its outcome is known.
+      return argument->ready->Wait();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchRecord::Meet(const absl::Status& mine) {
+  absl::MutexLock lock(&mu_);
+  meeting_.Update(mine);
+  if (++arrived_ == parts_.size() && cancelled_->load(std::memory_order_relaxed)) {
+    meeting_.Update(absl::CancelledError("the session has ended"));
+  }
+  auto all_here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return arrived_ == parts_.size(); };
+  mu_.Await(absl::Condition(&all_here));
+  return meeting_;
+}
+
+void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
+  LaunchPart& part = parts_[index];
+  absl::Status status = PrepareInputs(part, queue);
+  if (program_->has_cross_device_ops) {
+    queue->WaitUntilIdle();
+    status = Meet(status);
+  } else if (status.ok()) {
+    queue->WaitForRoom();
+  }
+  if (!status.ok()) {
+    part.arguments.clear();
+    FinishPart(index, status);
+    return;
+  }
+
+  absl::InlinedVector<pjrt::Buffer*, 16> arguments;
+  arguments.reserve(part.arguments.size());
+  for (const SlotRef& argument : part.arguments) arguments.push_back(&argument->buffer);
+  absl::InlinedVector<pjrt::Buffer, 8> outputs(program_->executable->num_outputs());
+  pjrt::Event complete;
+  pjrt::ExecuteOptions options;
+  options.launch_id = launch_id_;
+  options.non_donatable_input_indices = part.kept_arguments;
+  status = program_->executable->ExecuteOn(queue->device(), absl::MakeSpan(arguments), absl::MakeSpan(outputs),
+                                           &complete, options);
+  // The plugin holds what the run needs; memory that nobody else wants is free as soon as the run is over.
+  part.arguments.clear();
+  if (!status.ok()) {
+    FinishPart(index, status);
+    return;
+  }
+  for (size_t i = 0; i < outputs.size() && i < part.results.size(); ++i) {
+    part.results[i]->buffer = std::move(outputs[i]);
+  }
+  queue->LaunchStarted();
+  complete.OnReady([launch = LaunchRef(this), index, queue](const absl::Status& outcome) {
+    // Before the results are ready, so that a program that waits for them finds room at once.
+    queue->LaunchFinished();
+    launch->FinishPart(index, outcome);
+  });
+}
+
+void LaunchRecord::FinishPart(size_t index, const absl::Status& status) {
+  LaunchRef keep(this);
+  LaunchPart& part = parts_[index];
+  part.results.clear();
+  const async::CompletionRef done = std::move(part.done);
+  done->Finish(status);
+  bool last;
+  absl::Status outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    outcome_.Update(status);
+    last = ++finished_ == parts_.size();
+    outcome = outcome_;
+  }
+  if (last && on_done_) std::exchange(on_done_, nullptr)(outcome);
+}
+
+void LaunchRecord::Drop(const absl::Status& status) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    parts_[i].arguments.clear();
+    FinishPart(i, status);
+  }
+}
+
+}  // namespace helmway::worker

@@ -1,0 +1,81 @@
+#ifndef HELMWAY_WORKER_LAUNCH_H_
+#define HELMWAY_WORKER_LAUNCH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "helmway/async/completion.h"
+#include "helmway/base/ref_counted.h"
+#include "helmway/pjrt/executable.h"
+#include "helmway/worker/slot.h"
+
+namespace helmway::worker {
+
+class DeviceQueue;
+
+// A program that is loaded in the plugin. Immutable; any thread.
+struct LoadedProgram {
+  std::unique_ptr<pjrt::LoadedExecutable> executable;
+  std::vector<DeviceQueue*> queues;  // of its devices in assignment order
+  // The program's devices talk to each other while it runs.
+  bool has_cross_device_ops = false;
+};
+
+// One device's part of a launch.
+struct LaunchPart {
+  std::vector<SlotRef> arguments;
+  std::vector<SlotRef> results;
+  std::vector<int64_t> kept_arguments;  // donated by the program, to be kept in this launch
+  async::CompletionRef done;            // also the `ready` of the results
+};
+
+// One run of one program. The parts are run by the queues of their devices, each part once.
+class LaunchRecord final : public base::RefCounted<LaunchRecord> {
+ public:
+  LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
+               std::shared_ptr<const std::atomic<bool>> cancelled,
+               absl::AnyInvocable<void(const absl::Status&)> on_done);
+
+  const LoadedProgram& program() const { return *program_; }
+  std::vector<LaunchPart>& parts() { return parts_; }
+
+  // Runs part `index` on the calling thread, which must be that of `queue`. Blocks while inputs are made elsewhere, while
+  // the queue's device has its fill of launches, and for programs with cross-device operations until all parts have come this
+  // far: XLA's collectives hold a thread for each device and abort the process when peers stay away, so a part starts only
+  // when all can start and nothing else is in flight.
+  void RunPart(size_t index, DeviceQueue* queue);
+
+  // Fails every part that has not run. For launches that never entered the queues.
+  void Drop(const absl::Status& status);
+
+ private:
+  absl::Status PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const;
+  // Waits for all parts; gives the first error that any of them brought.
+  absl::Status Meet(const absl::Status& mine);
+  void FinishPart(size_t index, const absl::Status& status);
+
+  const std::shared_ptr<const LoadedProgram> program_;
+  const int32_t launch_id_;
+  const std::shared_ptr<const std::atomic<bool>> cancelled_;
+  absl::AnyInvocable<void(const absl::Status&)> on_done_;
+  std::vector<LaunchPart> parts_;
+
+  absl::Mutex mu_;
+  size_t arrived_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t finished_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status meeting_ ABSL_GUARDED_BY(mu_);  // first error before the start
+  absl::Status outcome_ ABSL_GUARDED_BY(mu_);  // first error of all
+};
+
+using LaunchRef = base::Ref<LaunchRecord>;
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_LAUNCH_H_

@@ -1,0 +1,65 @@
+#ifndef HELMWAY_WORKER_SLOT_H_
+#define HELMWAY_WORKER_SLOT_H_
+
+#include <atomic>
+#include <utility>
+
+#include "helmway/async/completion.h"
+#include "helmway/base/ref_counted.h"
+#include "helmway/pjrt/buffer.h"
+
+namespace helmway::worker {
+
+class DeviceQueue;
+
+// The place of one named buffer: made when a command names it, bound to a plugin buffer later, or never.
+//
+// Who may touch `buffer`: the maker until `ready` is done (a launch's results belong to the thread of their
+// device queue, and later launches of the same queue may use them before they are ready, since the plugin
+// orders its own work); everybody for reading after `ready` is done without error.
+// If `ready` failed the buffer may be empty.
+class Slot final : public base::RefCounted<Slot> {
+ public:
+  // `producer`: the device queue whose launch will bind the slot; null if the contents come from elsewhere.
+  Slot(async::CompletionRef ready_event, const DeviceQueue* producer_queue)
+      : ready(std::move(ready_event)), producer(producer_queue) {}
+
+  const async::CompletionRef ready;
+  const DeviceQueue* const producer;
+  pjrt::Buffer buffer;
+
+  // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded
+  // to consume the buffer leaves it alone and lets the plugin copy instead.
+  std::atomic<int> readers{0};
+  // A launch that was commanded earlier consumes the buffer. Set by the session's command thread.
+  std::atomic<bool> consumed{false};
+};
+
+using SlotRef = base::Ref<Slot>;
+
+// Counts as one of the slot's readers for as long as it lives.
+class ReadHold {
+ public:
+  ReadHold() = default;
+  explicit ReadHold(SlotRef slot) : slot_(std::move(slot)) { slot_->readers.fetch_add(1); }
+  ReadHold(ReadHold&& other) noexcept : slot_(std::move(other.slot_)) {}
+  ReadHold& operator=(ReadHold&& other) noexcept {
+    Release();
+    slot_ = std::move(other.slot_);
+    return *this;
+  }
+  ~ReadHold() { Release(); }
+  Slot* operator->() const { return slot_.get(); }
+  Slot& operator*() const { return *slot_; }
+
+ private:
+  void Release() {
+    if (slot_) slot_->readers.fetch_sub(1);
+    slot_.reset();
+  }
+  SlotRef slot_;
+};
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_SLOT_H_
