@@ -1,0 +1,80 @@
+#include "helmway/pjrt/event.h"
+
+#include <memory>
+
+#include "helmway/pjrt/error.h"
+#include "pjrt_c_api.h"
+
+namespace helmway::pjrt {
+namespace {
+
+struct Waiter {
+  const PJRT_Api* api;
+  std::function<void(absl::Status)> callback;
+};
+
+void RunWaiter(PJRT_Error* error, void* user_arg) {
+  std::unique_ptr<Waiter> waiter(static_cast<Waiter*>(user_arg));
+  waiter->callback(ToStatus(waiter->api, error));
+}
+
+}  // namespace
+
+Event& Event::operator=(Event&& other) noexcept {
+  if (this != &other) {
+    Reset();
+    api_ = std::exchange(other.api_, nullptr);
+    event_ = std::exchange(other.event_, nullptr);
+  }
+  return *this;
+}
+
+void Event::Reset() {
+  if (event_ == nullptr) return;
+  PJRT_Event_Destroy_Args args{.struct_size = PJRT_Event_Destroy_Args_STRUCT_SIZE, .event = event_};
+  // Nothing can be done about a failure here; the status is made so that the error is freed.
+  ToStatus(api_, api_->PJRT_Event_Destroy(&args)).IgnoreError();
+  event_ = nullptr;
+  api_ = nullptr;
+}
+
+bool Event::IsReady() const {
+  if (event_ == nullptr) return true;
+  PJRT_Event_IsReady_Args args{.struct_size = PJRT_Event_IsReady_Args_STRUCT_SIZE, .event = event_};
+  if (!ToStatus(api_, api_->PJRT_Event_IsReady(&args)).ok()) return true;
+  return args.is_ready;
+}
+
+absl::Status Event::Await() const {
+  if (event_ == nullptr) return absl::OkStatus();
+  PJRT_Event_Await_Args args{.struct_size = PJRT_Event_Await_Args_STRUCT_SIZE, .event = event_};
+  return ToStatus(api_, api_->PJRT_Event_Await(&args));
+}
+
+absl::Status Event::Error() const {
+  if (event_ == nullptr) return absl::OkStatus();
+  // Plugins may abort when asked for the error of an event that is not ready.
+  if (!IsReady()) return absl::FailedPreconditionError("Event::Error: the event is not ready");
+  PJRT_Event_Error_Args args{.struct_size = PJRT_Event_Error_Args_STRUCT_SIZE, .event = event_};
+  return ToStatus(api_, api_->PJRT_Event_Error(&args));
+}
+
+void Event::OnReady(std::function<void(absl::Status)> callback) const {
+  if (event_ == nullptr) {
+    callback(absl::OkStatus());
+    return;
+  }
+  auto waiter = std::make_unique<Waiter>(Waiter{api_, std::move(callback)});
+  PJRT_Event_OnReady_Args args{.struct_size = PJRT_Event_OnReady_Args_STRUCT_SIZE,
+                               .event = event_,
+                               .callback = &RunWaiter,
+                               .user_arg = waiter.get()};
+  PJRT_Error* error = api_->PJRT_Event_OnReady(&args);
+  if (error == nullptr) {
+    waiter.release();  // RunWaiter owns it, and may have freed it already.
+    return;
+  }
+  waiter->callback(ToStatus(api_, error));
+}
+
+}  // namespace helmway::pjrt

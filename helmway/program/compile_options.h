@@ -1,0 +1,60 @@
+#ifndef HELMWAY_PROGRAM_COMPILE_OPTIONS_H_
+#define HELMWAY_PROGRAM_COMPILE_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "helmway/wire/xla_compile_options.pb.h"
+
+namespace helmway::program {
+
+// What a client asks of the compiler. Immutable after parsing: any thread.
+// Source: xla.ifrt.XlaCompileOptionsProto in wire/ifrt_types.proto.
+class CompileOptions {
+ public:
+  int num_replicas() const { return num_replicas_; }
+  int num_partitions() const { return num_partitions_; }
+
+  // Session device ids of the device assignment, num_replicas x num_partitions, replica by replica: the order
+  // in which a client wants its executable's devices. Empty when the client sent no assignment (a portable
+  // executable may have none).
+  absl::Span<const int32_t> device_ids() const { return device_ids_; }
+
+  // The program is compiled once and runs on the one device that each run names.
+  bool compile_portable_executable() const { return proto_.compile_portable_executable(); }
+  bool parameter_is_tupled_arguments() const { return proto_.parameter_is_tupled_arguments(); }
+
+  // Everything that was sent, session device ids and the client's debug options included.
+  // jax.jit(compiler_options=...) is in env_option_overrides.
+  const xla::CompileOptionsProto& proto() const { return proto_; }
+
+  // Bytes of a xla.CompileOptionsProto for a PJRT plugin. The client's debug options are left out: they
+  // describe the client's XLA and its flags, not the plugin's. Device ids of the assignment are replaced
+  // through `plugin_ids` (session id -> the plugin's global id; two session ids may not meet in one). All
+  // else is kept, unknown fields too. The same options give the same bytes. INVALID_ARGUMENT for a device
+  // that the map does not hold.
+  absl::StatusOr<std::string> SerializeForPlugin(
+      const absl::flat_hash_map<int32_t, int32_t>& plugin_ids) const;
+
+ private:
+  friend absl::StatusOr<CompileOptions> ParseXlaCompileOptions(absl::string_view bytes);
+
+  xla::CompileOptionsProto proto_;
+  int num_replicas_ = 1;
+  int num_partitions_ = 1;
+  std::vector<int32_t> device_ids_;
+};
+
+// `bytes`: the data of a Serialized of type "xla::ifrt::XlaCompileOptions". INVALID_ARGUMENT for bytes that
+// do not parse, counts below 1, and a device assignment that does not have the size of the counts or names a
+// device twice; UNIMPLEMENTED for a newer format version and bundled outputs.
+absl::StatusOr<CompileOptions> ParseXlaCompileOptions(absl::string_view bytes);
+
+}  // namespace helmway::program
+
+#endif  // HELMWAY_PROGRAM_COMPILE_OPTIONS_H_
