@@ -1,0 +1,66 @@
+#include "helmway/apps/command.h"
+
+#include "absl/strings/str_cat.h"
+#include "helmway/apps/proxy_server_command.h"
+#include "helmway/apps/up_command.h"
+
+namespace helmway::apps {
+namespace {
+
+constexpr char kUsage[] =
+    "usage: helmway COMMAND [flags]\n"
+    "\n"
+    "A single-controller runtime for JAX: the server that JAX_PLATFORMS=proxy connects to.\n"
+    "\n"
+    "commands:\n"
+    "  up            serve the devices of this machine, and run a program on them\n"
+    "  proxy_server  serve the devices of this host on a port, as containers do\n"
+    "\n"
+    "  helmway COMMAND --help   flags of a command\n"
+    "  helmway --version        version\n";
+
+}  // namespace
+
+std::string LargeTransferDirectory(const Environment& environment) {
+  for (const char* name : {"IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY",
+                           "IFRT_PROXY_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"}) {
+    if (const auto directory = Lookup(environment, name)) return *directory;
+  }
+  return "";
+}
+
+int RunHelmway(const std::vector<std::string>& words, const CommandContext& context) {
+  if (words.size() < 2) {
+    context.err << kUsage;
+    return kExitUsage;
+  }
+  const std::string& command = words[1];
+  const std::vector<std::string> arguments(words.begin() + 2, words.end());
+  if (command == "up") return RunUp(arguments, context);
+  if (command == "proxy_server") {
+    PrintArguments(words, context.err);
+    return RunProxyServer(arguments, context);
+  }
+  if (command == "server") {
+    context.err
+        << "helmway server: UNIMPLEMENTED: this version has no resource manager and no separate worker; "
+           "'helmway proxy_server' serves the devices of one host\n";
+    return kExitUsage;
+  }
+  if (command == "--help" || command == "-h" || command == "help") {
+    context.out << kUsage << std::flush;
+    return kExitOk;
+  }
+  if (command == "--version" || command == "version") {
+    context.out << "helmway " << HELMWAY_VERSION << std::endl;
+    return kExitOk;
+  }
+  context.err << "helmway: unknown command '" << command << "'";
+  if (const std::string nearest = NearestName(command, {"up", "proxy_server", "server"}); !nearest.empty()) {
+    context.err << "; did you mean '" << nearest << "'?";
+  }
+  context.err << "\n" << kUsage;
+  return kExitUsage;
+}
+
+}  // namespace helmway::apps

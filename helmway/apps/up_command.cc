@@ -1,0 +1,132 @@
+#include "helmway/apps/up_command.h"
+
+#include <glog/logging.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "helmway/apps/child_process.h"
+#include "helmway/apps/listen_address.h"
+#include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/role_flags.h"
+#include "helmway/apps/signals.h"
+
+namespace helmway::apps {
+namespace {
+
+std::vector<std::pair<std::string, std::string>> ClientVariables(int port) {
+  return {{"JAX_PLATFORMS", "proxy"},
+          {"JAX_BACKEND_TARGET", absl::StrCat("grpc://127.0.0.1:", port)},
+          {"IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true"}};
+}
+
+// Passes signals on to the child until it ends. Returns the exit code.
+int WaitForChild(pid_t child, BlockedSignals& signals) {
+  while (true) {
+    const siginfo_t info = signals.Wait();
+    if (info.si_signo != SIGCHLD) {
+      if (ShouldForward(info)) kill(child, info.si_signo);
+      continue;
+    }
+    // SIGCHLD also tells of a child that was stopped or goes on.
+    int status;
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child) return ShellExitCode(status);
+    PCHECK(ended == 0 || errno == EINTR);
+  }
+}
+
+}  // namespace
+
+const FlagTable& UpFlags() {
+  static const auto* table = [] {
+    auto* made = new FlagTable{
+        .command = "helmway up",
+        .usage = "helmway up [flags] [-- COMMAND ...]",
+        .purpose =
+            "Serves the devices of this machine to JAX programs on it. With a command, runs it on them and "
+            "ends "
+            "with it;\nwithout one, prints the variables that a program needs and serves until SIGINT or "
+            "SIGTERM.",
+        .flags =
+            {{.name = "devices",
+              .type = FlagType::kInt,
+              .default_value = "1",
+              .help = "Number of virtual CPU devices.",
+              .min = 1,
+              .max = 65536},
+             {.name = "port",
+              .type = FlagType::kInt,
+              .default_value = "0",
+              .help = "Port on 127.0.0.1; 0 takes a free one.",
+              .max = 65535},
+             {.name = "pjrt_plugin",
+              .help =
+                  "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin "
+                  "of the Python environment."}},
+        .takes_command = true};
+    for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
+    return made;
+  }();
+  return *table;
+}
+
+int RunUp(const std::vector<std::string>& arguments, const CommandContext& context) {
+  const ParsedFlags flags = ParseFlags(UpFlags(), arguments, context.environment);
+  if (flags.help) {
+    context.out << HelpText(UpFlags()) << std::flush;
+    return kExitOk;
+  }
+  PrintNotes(UpFlags(), flags, context.err);
+  if (!flags.ok()) return kExitUsage;
+  const auto fail = [&context](const absl::Status& status, int code) {
+    context.err << "helmway up: " << status.message() << std::endl;
+    return code;
+  };
+
+  auto plugin = FindPlugin({flags.String("pjrt_plugin"), context.executable_path, context.environment});
+  if (!plugin.ok()) return fail(plugin.status(), kExitFailure);
+  auto address = ChooseListenAddress(ListenScope::kLoopback, static_cast<int>(flags.Int("port")), "port");
+  if (!address.ok()) return fail(address.status(), kExitFailure);
+
+  // The program shares the terminal with the user's own: only warnings unless asked.
+  context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/1));
+  BlockedSignals signals({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
+  auto server =
+      context.start_server({.listen_address = *std::move(address),
+                            .devices = static_cast<int>(flags.Int("devices")),
+                            .plugin_path = *std::move(plugin),
+                            .large_transfer_directory = LargeTransferDirectory(context.environment)});
+  if (!server.ok()) return fail(server.status(), kExitFailure);
+  LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();
+
+  int exit_code = kExitOk;
+  if (flags.command.empty()) {
+    for (const auto& [name, value] : ClientVariables((*server)->port())) {
+      context.out << "export " << name << "=" << value << "\n";
+    }
+    context.out.flush();
+    while (signals.Wait().si_signo == SIGCHLD) {
+    }
+  } else {
+    Environment environment = context.environment;
+    for (auto& [name, value] : ClientVariables((*server)->port())) environment[name] = std::move(value);
+    const auto child = StartChild(flags.command, environment, signals.original_mask());
+    if (child.ok()) {
+      exit_code = WaitForChild(*child, signals);
+    } else {
+      exit_code = fail(child.status(), absl::IsNotFound(child.status())           ? 127
+                                       : absl::IsPermissionDenied(child.status()) ? 126
+                                                                                  : kExitFailure);
+    }
+  }
+  // The signals stay blocked: one sent twice must not cut the shutdown short.
+  (*server)->Shutdown();
+  return exit_code;
+}
+
+}  // namespace helmway::apps
