@@ -1,0 +1,77 @@
+"""The entry point (group `jax_plugins`) that teaches JAX the platform "proxy".
+
+JAX calls initialize() of every installed plugin when it makes its backends. jax 0.10 and 0.11 have no "proxy"
+platform although jaxlib has the client for it, so without this (or pathwaysutils) JAX_PLATFORMS=proxy is an
+unknown platform. jax 0.12.0.1 has one; ours adds the check of versions, the timeout and clearer errors.
+
+Importing this module is cheap and changes nothing.
+"""
+
+import os
+
+_PLATFORM = "proxy"
+_INSECURE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
+_TIMEOUT = "PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"
+
+
+def proxy_requested() -> bool:
+    """True if "proxy" is one of JAX's configured platforms."""
+    import jax
+
+    return _PLATFORM in (jax.config.jax_platforms or "").split(",")
+
+
+def initialize() -> None:
+    """Registers the "proxy" backend, if JAX is configured to use it. Never raises, connects to nothing.
+
+    A registration of the same platform made earlier, by JAX or pathwaysutils.initialize(), is replaced by one that
+    does the same and also checks versions; a later one replaces ours. All work.
+    """
+    if proxy_requested():
+        register()
+
+
+def register() -> None:
+    """Registers the "proxy" backend. RuntimeError if JAX already runs on one."""
+    from jax.extend import backend
+
+    # The priority counts only if the user names no platforms, and then the factory refuses.
+    backend.register_backend_factory(_PLATFORM, _make_client, priority=-1)
+
+
+def _make_client():
+    """Connects to the server. RuntimeError with what the user can do, else; JAX shows it."""
+    import jax
+    import jaxlib
+    from helmway import _versions
+
+    if not proxy_requested():
+        # Left over from a local cluster that has ended.
+        raise RuntimeError("proxy is not among the configured platforms (JAX_PLATFORMS)")
+    for package, version in (("jaxlib", jaxlib.__version__), ("jax", jax.__version__)):
+        if problem := _versions.problem_with(package, version):
+            raise RuntimeError(problem)
+    target = jax.config.read("jax_backend_target")
+    if not target:
+        raise RuntimeError(
+            "JAX_BACKEND_TARGET is not set: it names the server, grpc://host:port. "
+            "`helmway up -- COMMAND` starts a server and sets it for COMMAND."
+        )
+
+    from jax.extend.backend import ifrt_proxy
+
+    options = ifrt_proxy.ClientConnectionOptions()
+    if timeout := os.environ.get(_TIMEOUT):
+        if not timeout.isdecimal():
+            raise RuntimeError(f"{_TIMEOUT} must be a whole number of seconds, got {timeout!r}")
+        options.connection_timeout_in_seconds = int(timeout)
+    try:
+        client = ifrt_proxy.get_client(target, options)
+    except Exception as error:
+        hint = ""
+        if os.environ.get(_INSECURE) != "true":
+            hint = f" ({_INSECURE}=true is not set, so the client insists on credentials that only exist on Google Cloud)"
+        raise RuntimeError(f"cannot use the server at {target}{hint}: {error}") from error
+    # Executables stay on the server: JAX's cache would fail to serialize each one.
+    jax.config.update("jax_enable_compilation_cache", False)
+    return client

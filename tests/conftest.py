@@ -1,0 +1,138 @@
+"""The harness: a server per test session, and user programs as processes of their own.
+
+JAX chooses its backends once per process, so programs that use the proxy run in subprocesses of the Python that
+runs pytest, as a user would run them.
+
+  HELMWAY_BINARY        the helmway program (default: the one on PATH)
+  HELMWAY_PJRT_PLUGIN   the accelerator plugin, if the program does not find one by itself
+"""
+
+import os
+import pathlib
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+TESTS = pathlib.Path(__file__).resolve().parent
+ROOT = TESTS.parent
+DEVICES = 8
+
+# Of the client; none of them must leak from the environment of pytest into a program under test.
+CLIENT_VARIABLES = (
+    "JAX_PLATFORMS",
+    "JAX_BACKEND_TARGET",
+    "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
+    "XLA_FLAGS",
+)
+
+
+def clean_environment(**extra):
+    """The environment of this process without what would direct JAX, plus `extra`."""
+    environment = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
+    environment.update(extra)
+    return environment
+
+
+def cpu_environment(devices=DEVICES):
+    """JAX on its own CPU backend with as many devices as the server has."""
+    return clean_environment(
+        JAX_PLATFORMS="cpu", XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}"
+    )
+
+
+class Server:
+    """A `helmway up` process that serves. close() ends it and says how it ended."""
+
+    def __init__(self, binary, *arguments, start_timeout_s=120):
+        self._log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [binary, "up", "--port", "0", *arguments],
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        self.variables = {}
+        try:
+            self._read_exports(time.monotonic() + start_timeout_s)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def _read_exports(self, deadline):
+        pending = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while not set(CLIENT_VARIABLES[:3]) <= self.variables.keys():
+                assert selector.select(max(0, deadline - time.monotonic())), f"not ready in time\n{self.log()}"
+                chunk = os.read(self.process.stdout.fileno(), 4096)
+                assert chunk, f"helmway up ended with {self.process.wait()}\n{self.log()}"
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    export, assignment = shlex.split(line.decode())
+                    assert export == "export"
+                    name, value = assignment.split("=", 1)
+                    self.variables[name] = value
+
+    @property
+    def address(self):
+        """host:port"""
+        return self.variables["JAX_BACKEND_TARGET"].removeprefix("grpc://")
+
+    def environment(self, **extra):
+        """The environment of a program that uses this server."""
+        return clean_environment(**self.variables, **extra)
+
+    def log(self):
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def close(self, with_signal=signal.SIGTERM, timeout_s=60):
+        """Ends the server and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"the server did not end within {timeout_s} s\n{self.log()}")
+        self.process.stdout.close()
+        return code
+
+
+def run_python(script, *arguments, env, timeout_s=300, check=True):
+    """Runs a script (a path, or source text) with this Python; shows its output if it fails."""
+    command = [sys.executable]
+    command += [str(script)] if isinstance(script, pathlib.Path) else ["-c", script]
+    done = subprocess.run(
+        command + list(arguments), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if check and done.returncode != 0:
+        pytest.fail(f"exit code {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
+    return done
+
+
+@pytest.fixture(scope="session")
+def helmway_binary():
+    binary = os.environ.get("HELMWAY_BINARY") or shutil.which("helmway")
+    assert binary, "set HELMWAY_BINARY to the helmway program, or put it on PATH"
+    assert os.access(binary, os.X_OK), f"HELMWAY_BINARY={binary} is not a program"
+    return binary
+
+
+@pytest.fixture(scope="session")
+def server(helmway_binary):
+    """One server with eight devices for all tests; it must survive them and end well."""
+    running = Server(helmway_binary, "--devices", str(DEVICES))
+    yield running
+    assert running.process.poll() is None, f"the server died during the tests\n{running.log()}"
+    assert running.close() == 0, running.log()
