@@ -1,0 +1,178 @@
+"""Starts the processes that are measured and reads their CPU time and memory from /proc."""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import tempfile
+import time
+
+BENCH = pathlib.Path(__file__).resolve().parent
+ROOT = BENCH.parent
+PYTHON = os.environ.get("HELMWAY_BENCH_PYTHON", str(ROOT / ".venv/bin/python"))
+BUILD = pathlib.Path(os.environ.get("HELMWAY_BENCH_BUILD", ROOT / "build/release/bench"))
+BINARY = os.environ.get("HELMWAY_BINARY", str(ROOT / "build/release/helmway/apps/helmway"))
+THRESHOLD = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"
+DIRECTORY = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
+
+
+class Failure(Exception):
+  """A measured process failed; the message says which and how."""
+
+
+def helmway_is_built():
+  return os.access(BINARY, os.X_OK)
+
+
+def clean_environment(extra):
+  """The caller's environment without settings that would change what is measured."""
+  drop = ("JAX_", "XLA_", "IFRT_PROXY_", "PATHWAYS_")
+  env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+  return env | extra
+
+
+class Process:
+  """A child with line-wise pipes on stdin and stdout. Ends when closed, with its stdin."""
+
+  def __init__(self, name, argv, env=None):
+    self.name = name
+    self.log = tempfile.TemporaryFile("w+")
+    try:
+      self.child = subprocess.Popen(
+          [str(a) for a in argv], env=clean_environment(env or {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+          stderr=self.log, start_new_session=True)
+    except OSError as e:
+      raise Failure(f"{name}: {e}") from e
+    self.unread = b""
+
+  def line(self, timeout=120):
+    """The next line of its stdout; raises Failure if none comes in time."""
+    deadline = time.monotonic() + timeout
+    while b"\n" not in self.unread:
+      ready, _, _ = select.select([self.child.stdout], [], [], max(0, deadline - time.monotonic()))
+      piece = os.read(self.child.stdout.fileno(), 1 << 16) if ready else b""
+      if not piece:
+        what = "ended" if ready else f"no answer within {timeout} s"
+        raise Failure(f"{self.name}: {what}\n{self.stderr()}")
+      self.unread += piece
+    text, self.unread = self.unread.split(b"\n", 1)
+    return text.decode().strip()
+
+  def ask(self, text, timeout=120):
+    try:
+      self.child.stdin.write(text.encode() + b"\n")
+      self.child.stdin.flush()
+    except OSError as e:
+      raise Failure(f"{self.name}: {e}\n{self.stderr()}") from e
+    return self.line(timeout)
+
+  def stderr(self):
+    self.log.seek(0)
+    return self.log.read()[-3000:]
+
+  def close(self):
+    with contextlib.suppress(OSError):  # It may have ended with something unread.
+      self.child.stdin.close()
+    if self.child.poll() is None:
+      self.child.terminate()
+    try:
+      self.child.wait(10)
+    except subprocess.TimeoutExpired:
+      os.killpg(self.child.pid, signal.SIGKILL)
+      self.child.wait()
+    self.child.stdout.close()
+    self.log.close()
+
+  def pids(self):
+    """This process and all below it."""
+    found, todo = [], [self.child.pid]
+    while todo:
+      pid = todo.pop()
+      found.append(pid)
+      try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+          with open(f"/proc/{pid}/task/{task}/children") as f:
+            todo.extend(int(child) for child in f.read().split())
+      except FileNotFoundError:
+        continue
+    return found
+
+  def cpu_seconds(self):
+    """CPU time used so far, by all threads, ended ones too."""
+    # The kernel's name for the CPU clock of another process: ~pid << 3 | CPUCLOCK_SCHED.
+    return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids())
+
+  def memory_bytes(self):
+    total = 0
+    for pid in self.pids():
+      with open(f"/proc/{pid}/statm") as f:
+        total += int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+class Server(Process):
+  """A server that prints the line that users paste into their shell."""
+
+  def __init__(self, name, argv, env=None):
+    super().__init__(name, argv, env)
+    try:
+      text = self.line()
+      while "JAX_BACKEND_TARGET=" not in text:
+        text = self.line()
+    except BaseException:
+      self.close()
+      raise
+    self.target = text.split("JAX_BACKEND_TARGET=", 1)[1].strip("'\"")
+
+
+def helmway(devices=1, env=None):
+  return Server("helmway", [BINARY, "up", "--devices", devices, "--port", 0], env)
+
+
+def null_server(devices=1, env=None):
+  return Server("null server", [BUILD / "null_server", "--devices", devices], env)
+
+
+class Side(Process):
+  """A Python process that runs the workloads of side.py."""
+
+  def __init__(self, name, env):
+    super().__init__(name, [PYTHON, BENCH / "side.py"], env | {"PYTHONUNBUFFERED": "1"})
+
+  def do(self, what, timeout=180, **arguments):
+    answer = json.loads(self.ask(json.dumps({"do": what} | arguments), timeout))
+    if "error" in answer:
+      raise Failure(f"{self.name}: {what}: {answer['error']}")
+    return answer["ok"]
+
+
+def client_environment(server, env=None):
+  return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": server.target,
+          "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true"} | (env or {})
+
+
+def local_environment(devices=1):
+  return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+
+
+class Echo:
+  """The bare gRPC server and its client. Durations in seconds."""
+
+  def __init__(self):
+    self.server = Process("grpc_echo server", [BUILD / "grpc_echo", "server"])
+    try:
+      self.client = Process("grpc_echo client", [BUILD / "grpc_echo", "client", self.server.line().split()[1]])
+    except BaseException:
+      self.server.close()
+      raise
+
+  def do(self, what, *arguments):
+    answer = self.client.ask(" ".join([what, *map(str, arguments)]))
+    return [int(ns) * 1e-9 for ns in answer.split()]
+
+  def close(self):
+    self.client.close()
+    self.server.close()

@@ -1,0 +1,328 @@
+"""Runs the benchmarks and prints them. Use bench/run.sh; bench/README.md says what each number means."""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+import processes
+import report
+from processes import Side, client_environment, local_environment
+from report import Series
+
+MICRO = 1e6
+
+
+class Bench:
+  """What all benchmarks share: the number of rounds, and the sides, which end with the benchmark."""
+
+  def __init__(self, rounds_factor, with_helmway):
+    self.rounds_factor = rounds_factor
+    self.with_helmway = with_helmway
+    self.exits = contextlib.ExitStack()
+
+  def rounds(self, usual):
+    return max(2, round(usual * self.rounds_factor))
+
+  def keep(self, process):
+    self.exits.callback(process.close)
+    return process
+
+  def local(self, devices=1):
+    return self.keep(Side("local JAX", local_environment(devices)))
+
+  def null(self, env=None):
+    """A client of the null server, and the server; env is set for both."""
+    server = self.keep(processes.null_server(env=env))
+    return self.keep(Side("client of the null server", client_environment(server, env))), server
+
+  def helmway(self, devices=1, env=None):
+    """A client of Helmway, and the server; env is set for both."""
+    server = self.keep(processes.helmway(devices, env))
+    return self.keep(Side("client of Helmway", client_environment(server, env))), server
+
+  def alternate(self, rounds, sides):
+    """sides: name -> function returning a list of samples. Runs them in turns; name -> Series.
+
+    Each side runs once before that, unrecorded. The order is turned around in every second round, so that
+    no side always runs behind the same neighbour.
+    """
+    found = {name: [] for name in sides}
+    for round_number in range(-1, rounds):
+      names = list(sides)
+      for name in names if round_number % 2 else reversed(names):
+        samples = sides[name]()
+        if round_number >= 0:
+          found[name].append(samples)
+    return {name: Series(samples) for name, samples in found.items()}
+
+
+def get(bench):
+  """(a) Blocking read of 256 bytes."""
+  echo = bench.keep(processes.Echo())
+  local = bench.local()
+  null, _ = bench.null()
+  sides = {
+      "bare gRPC round trip": lambda: echo.do("unary", 256, 300),
+      "local JAX": lambda: local.do("get", count=100),
+      "client's floor (null server)": lambda: null.do("get", count=100),
+  }
+  if bench.with_helmway:
+    client, _ = bench.helmway()
+    sides["Helmway"] = lambda: client.do("get", count=100)
+  series = bench.alternate(bench.rounds(10), sides)
+  floor, ceiling = series["bare gRPC round trip"], series["client's floor (null server)"]
+  report.table(
+      "(a) blocking jax.device_get of 256 B; target: Helmway at most 4 round trips",
+      ["", "median us", "p99 us", "round trips", "to client's floor"],
+      [[name, s.median * MICRO, s.p99 * MICRO, s.ratio_to(floor), s.ratio_to(ceiling)] for name, s in series.items()])
+  return {name: {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "round_trips": s.ratio_to(floor),
+                 "to_null_server": s.ratio_to(ceiling)} for name, s in series.items()}
+
+
+def tiny(bench):
+  """(b) Rate of tiny programs, server CPU per run, and the length that hides the distance."""
+  count = 2000
+  local = bench.local()
+  null, null_server = bench.null()
+  sides = {"local JAX": (local, None), "client's ceiling (null server)": (null, null_server)}
+  if bench.with_helmway:
+    sides["Helmway"] = bench.helmway()
+  results = {}
+  for chained in (True, False):
+    enqueued = {name: [] for name in sides}
+    cpu = {name: [] for name in sides}
+
+    def once(name):
+      side, server = sides[name]
+      before = server.cpu_seconds() if server else 0
+      answer = side.do("tiny", count=count, chained=chained)
+      cpu[name].append(((server.cpu_seconds() if server else 0) - before) / count)
+      enqueued[name].append([answer["enqueued"] / count])
+      return [answer["drained"] / count]
+
+    drained = bench.alternate(bench.rounds(10), {name: lambda name=name: once(name) for name in sides})
+    rows, kind = [], "chained" if chained else "unchained"
+    yardstick = "client's ceiling (null server)"
+    first = {name: Series(samples[1:]) for name, samples in enqueued.items()}
+    results[kind] = {}
+    for name in sides:
+      row = {
+          "enqueued_per_s": 1 / first[name].median,
+          "enqueued_per_s_p99": 1 / first[name].p99,
+          "drained_per_s": 1 / drained[name].median,
+          "drained_per_s_p99": 1 / drained[name].p99,
+          "enqueued_to_ceiling": 1 / first[name].ratio_to(first[yardstick]),
+          "drained_to_ceiling": 1 / drained[name].ratio_to(drained[yardstick]),
+          "server_cpu_us_per_run": report.median(cpu[name][1:]) * MICRO if sides[name][1] else None,
+          "server_cpu_us_per_run_p99": report.quantile(cpu[name][1:], 0.99) * MICRO if sides[name][1] else None,
+      }
+      results[kind][name] = row
+      rows.append([name] + ["-" if value is None else value for value in row.values()])
+    report.table(
+        f"(b) jit(x + 1), {kind}; targets: drained at least 0.8 of the ceiling, at most 25 us server CPU per run",
+        ["", "enqueued/s", "p99", "drained/s", "p99", "enq./ceiling", "drained/ceiling", "CPU us/run", "p99"], rows)
+  if bench.with_helmway:
+    results["parity"] = parity(bench, local, sides["Helmway"][0])
+  return results
+
+
+def parity(bench, local, client):
+  """From which length of a program a chain of runs is as fast as in local JAX."""
+  rows, results, smallest = [], [], None
+  for loops in (1, 8, 16, 32, 64, 128, 256, 512):
+    probe = local.do("work", loops=loops, count=50) / 50
+    count = max(20, min(400, int(0.15 / probe)))
+    series = bench.alternate(bench.rounds(5), {
+        "local": lambda: [local.do("work", loops=loops, count=count) / count],
+        "Helmway": lambda: [client.do("work", loops=loops, count=count) / count]})
+    ratio = series["Helmway"].ratio_to(series["local"])
+    length = series["local"].median
+    results.append({"local_us": length * MICRO, "local_p99_us": series["local"].p99 * MICRO,
+                    "helmway_us": series["Helmway"].median * MICRO, "helmway_p99_us": series["Helmway"].p99 * MICRO,
+                    "ratio": ratio})
+    rows.append([f"{loops} products of 32x32"] + list(results[-1].values()))
+    # The smallest length from which all longer ones are in reach too.
+    smallest = (length if smallest is None else smallest) if ratio <= 1.05 else None
+  report.table("(b) a chain of longer runs; target: ratio at most 1.05 from 200 us on",
+               ["", "local us", "p99", "Helmway us", "p99", "Helmway/local"], rows)
+  print("  parity with local JAX " +
+        ("from %.0f us per run" % (smallest * MICRO) if smallest else "not reached") + " (ratio at most 1.05)")
+  return {"lengths": results, "smallest_us": smallest * MICRO if smallest else None}
+
+
+def transfer(bench):
+  """(c) Bandwidth between client and device."""
+  sizes = (2**12, 2**16, 2**20, 2**24, 2**28)
+  threshold = 2**20
+  echo = bench.keep(processes.Echo())
+  null, _ = bench.null()
+  base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+  def shared_environment():
+    # Clients name the files by handles that repeat from session to session, so each pair has a directory.
+    directory = bench.exits.enter_context(tempfile.TemporaryDirectory(dir=base))
+    return {processes.DIRECTORY: directory, processes.THRESHOLD: str(threshold)}
+
+  clients = {"client's ceiling (null server)": null}
+  shared = {"client's ceiling, shared directory": bench.null(env=shared_environment())[0]}
+  if bench.with_helmway:
+    clients["Helmway"] = bench.helmway()[0]
+    shared["Helmway, shared directory"] = bench.helmway(env=shared_environment())[0]
+  results = {}
+  for what, stream, title in (("put", "upload", "H2D, jax.device_put"), ("read", "download", "D2H, np.asarray")):
+    rows = []
+    for size in sizes:
+      repeats = 20 if size < 2**20 else 4 if size < 2**24 else 1
+      rounds = bench.rounds(5 if size <= 2**24 else 3)
+      sides = {"memcpy": lambda: [echo.do("memcpy", size)[0] for _ in range(repeats)],
+               "bare gRPC stream": lambda: [echo.do(stream, size)[0] for _ in range(repeats)]}
+      # Reads never go through the shared directory, nor do buffers under the threshold.
+      used = clients | (shared if what == "put" and size >= threshold else {})
+      for name, client in used.items():
+        sides[name] = lambda client=client: [client.do(what, size=size) for _ in range(repeats)]
+      series = bench.alternate(rounds, sides)
+      for client in used.values():
+        client.do("forget")
+      found = {}
+      for name, s in series.items():
+        found[name] = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "gib_per_s": size / s.median / 2**30,
+                       "of_stream": 1 / s.ratio_to(series["bare gRPC stream"]),
+                       "of_memcpy": 1 / s.ratio_to(series["memcpy"]),
+                       "of_ceiling": 1 / s.ratio_to(series["client's ceiling (null server)"])}
+        rows.append([f"{size / 1024:.0f} KiB  {name}"] + list(found[name].values()))
+      results.setdefault(what, {})[size] = found
+    report.table(f"(c) {title}; target: Helmway at least 0.7 of the bare stream",
+                 ["", "median us", "p99 us", "GiB/s", "of stream", "of memcpy", "of ceiling"], rows)
+  return results
+
+
+def train(bench):
+  """(d) Training steps of a small transformer."""
+  steps, rows, results = 3, [], {}
+  for devices in (1, 8):
+    local = bench.local(devices)
+    losses = {}
+
+    def once(name, side):
+      answer = side.do("train", steps=steps, devices=devices)
+      losses.setdefault(name, []).append(answer["loss"])
+      return [answer["seconds"] / steps]
+
+    sides = {"local JAX": lambda: once("local JAX", local)}
+    if bench.with_helmway:
+      client, _ = bench.helmway(devices)
+      sides["Helmway"] = lambda: once("Helmway", client)
+    series = bench.alternate(bench.rounds(5), sides)
+    results[devices] = {}
+    for name, s in series.items():
+      found = {"median_ms": s.median * 1e3, "p99_ms": s.p99 * 1e3, "to_local": s.ratio_to(series["local JAX"]),
+               "loss": losses[name][-1]}
+      results[devices][name] = found
+      rows.append([f"{devices} device{'s' * (devices > 1)}  {name}"] + list(found.values()))
+  report.table("(d) training step of a transformer with a million parameters; target: at most 1.15 of local JAX",
+               ["", "median ms", "p99 ms", "to local", "last loss"], rows)
+  return results
+
+
+def standing(bench):
+  """(e) Start-up, idle CPU, memory of many arrays."""
+  script = ("import os, jax\n"
+            "if 'proxy' in os.environ['JAX_PLATFORMS']:\n  import pathwaysutils; pathwaysutils.initialize()\n"
+            "print(jax.devices(), flush=True)")
+  ready = []  # Seconds until a server of Helmway printed its address.
+
+  def seconds_to_devices(start_server):
+    start = time.perf_counter()
+    with contextlib.ExitStack() as exits:
+      environment = local_environment()
+      if start_server:
+        server = start_server()
+        exits.callback(server.close)
+        environment = client_environment(server)
+        if start_server is processes.helmway:
+          ready.append(time.perf_counter() - start)
+      client = processes.Process("client", [processes.PYTHON, "-c", script], environment)
+      exits.callback(client.close)
+      client.line()
+      return [time.perf_counter() - start]
+
+  sides = {"local JAX": lambda: seconds_to_devices(None),
+           "null server and client": lambda: seconds_to_devices(processes.null_server)}
+  if bench.with_helmway:
+    sides["helmway up and client"] = lambda: seconds_to_devices(processes.helmway)
+  series = bench.alternate(bench.rounds(3), sides)
+  results = {"start": {name: {"median_s": s.median, "p99_s": s.p99, "to_local": s.ratio_to(series["local JAX"])}
+                       for name, s in series.items()}}
+  report.table("(e) start until jax.devices() is printed", ["", "median s", "p99 s", "to local"],
+               [[name] + list(row.values()) for name, row in results["start"].items()])
+  if ready:
+    results["helmway_ready_s"] = report.median(ready)
+    print(f"  helmway up prints its address after {results['helmway_ready_s']:.3g} s (median)")
+
+  count, idle_seconds, rows = 100_000, 3, []
+  sides = {"null server": bench.null()}
+  if bench.with_helmway:
+    sides["Helmway"] = bench.helmway()
+  for name, (client, server) in sides.items():
+    client.do("tiny", count=100, chained=True)
+    time.sleep(1)
+    before = server.cpu_seconds()
+    time.sleep(idle_seconds)
+    idle = (server.cpu_seconds() - before) / idle_seconds
+    empty = server.memory_bytes()
+    client.do("live", count=count, timeout=300)
+    full = server.memory_bytes()
+    results[name] = {"idle_cpu_percent": idle * 100, "empty_mib": empty / 2**20, "full_mib": full / 2**20,
+                     "bytes_per_array": (full - empty) / count}
+    rows.append([name] + list(results[name].values()))
+  report.table(f"(e) the server with one idle client, then with {count} live arrays of 32 bytes",
+               ["", "idle CPU %", "RSS MiB empty", "RSS MiB full", "bytes/array"], rows)
+  return results
+
+
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing}
+
+
+def main():
+  parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
+  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e; all by default")
+  parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
+                      help="multiplies the number of rounds of every benchmark")
+  parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")
+  arguments = parser.parse_args()
+  unknown = set(arguments.name) - set(BENCHMARKS)
+  if unknown:
+    parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+  with_helmway = not arguments.without_helmway
+  if with_helmway and not processes.helmway_is_built():
+    sys.exit(f"{processes.BINARY} is not there: build it, set HELMWAY_BINARY, or give --without-helmway")
+
+  about = report.describe(processes.PYTHON)
+  for key, value in about.items():
+    print(f"{key + ':':10} {value}")
+  results, failed = {}, False
+  for name in arguments.name or BENCHMARKS:
+    start = time.monotonic()
+    bench = Bench(arguments.rounds, with_helmway)
+    try:
+      with bench.exits:
+        results[name] = BENCHMARKS[name](bench)
+    except processes.Failure as e:
+      print(f"\n({name}) failed: {e}", file=sys.stderr)
+      results[name], failed = {"failed": str(e)}, True
+    print(f"  [{time.monotonic() - start:.0f} s]", flush=True)
+  directory = pathlib.Path(__file__).resolve().parent / "results"
+  directory.mkdir(exist_ok=True)
+  path = directory / (time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + ".json")
+  path.write_text(json.dumps({"about": about, "results": results}, indent=2) + "\n")
+  print(f"\nwritten to {path}")
+  sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,208 @@
+"""One side of a comparison: a JAX process that runs workloads on command.
+
+Reads one JSON command a line from stdin, {"do": NAME, ...}, and answers with one JSON line. The environment
+decides which runtime is measured (JAX_PLATFORMS, JAX_BACKEND_TARGET). Durations are in seconds.
+"""
+
+import json
+import os
+import sys
+import time
+
+import jax
+
+if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
+  import pathwaysutils
+
+  pathwaysutils.initialize()
+
+import jax.numpy as jnp
+import numpy as np
+
+clock = time.perf_counter
+
+
+def own_memory_bytes():
+  with open("/proc/self/statm") as f:
+    return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Workloads:
+  """Every method is a command. Programs and inputs are kept between calls, so only first calls compile."""
+
+  def __init__(self):
+    self.kept = {}
+
+  def keep(self, key, make):
+    if key not in self.kept:
+      self.kept[key] = make()
+    return self.kept[key]
+
+  def hello(self):
+    return {"jax": jax.__version__, "devices": len(jax.devices()), "runtime": jax.devices()[0].client.runtime_type}
+
+  def get(self, count):
+    """Blocking reads of 256 bytes; each array is read once, since JAX caches what it has read."""
+    x = self.keep("get.x", lambda: jax.device_put(np.zeros(64, np.float32)))
+    f = self.keep("get.f", lambda: jax.jit(lambda a: a + 1))
+    arrays = [f(x) for _ in range(count)]
+    jax.block_until_ready(arrays)
+    durations = []
+    for array in arrays:
+      start = clock()
+      jax.device_get(array)
+      durations.append(clock() - start)
+    return durations
+
+  def tiny(self, count, chained):
+    """Runs of x + 1: time to enqueue all, and until all are done."""
+    x = self.keep("tiny.x", lambda: jax.device_put(np.zeros(8, np.float32)))
+    f = self.keep("tiny.f", lambda: jax.jit(lambda a: a + 1))
+    jax.block_until_ready(f(x))
+    y = x
+    start = clock()
+    if chained:
+      for _ in range(count):
+        y = f(y)
+    else:
+      for _ in range(count):
+        y = f(x)
+    enqueued = clock() - start
+    y.block_until_ready()
+    return {"enqueued": enqueued, "drained": clock() - start}
+
+  def work(self, loops, count):
+    """A chain of runs of a program with `loops` small matrix products; seconds for the chain."""
+    x = self.keep("work.x", lambda: jax.device_put(np.full((32, 32), 0.01, np.float32)))
+
+    def make():
+      return jax.jit(lambda a: jax.lax.fori_loop(0, loops, lambda _, b: jnp.tanh(b @ a), a))
+
+    f = self.keep(("work.f", loops), make)
+    jax.block_until_ready(f(f(x)))
+    y = x
+    start = clock()
+    for _ in range(count):
+      y = f(y)
+    y.block_until_ready()
+    return clock() - start
+
+  def put(self, size):
+    """Host to device: until the array is ready."""
+    data = self.keep(("put", size), lambda: np.ones(size // 4, np.float32))
+    start = clock()
+    array = jax.device_put(data)
+    array.block_until_ready()
+    duration = clock() - start
+    array.delete()
+    return duration
+
+  def read(self, size):
+    """Device to host: until the data lies in a numpy array of this process."""
+    x = self.keep(("read", size), lambda: jax.block_until_ready(jax.device_put(np.ones(size // 4, np.float32))))
+    f = self.keep("read.f", lambda: jax.jit(lambda a: -a))
+    y = jax.block_until_ready(f(x))
+    start = clock()
+    data = np.asarray(y)
+    duration = clock() - start
+    if data.nbytes != size:
+      raise RuntimeError(f"read {data.nbytes} bytes instead of {size}")
+    y.delete()
+    return duration
+
+  def forget(self):
+    self.kept.clear()
+    return None
+
+  def train(self, steps, devices):
+    """Training steps of a small transformer; seconds for all of them, until the loss is known."""
+    step, state, batch = self.keep(("train", devices), lambda: make_training(devices))
+    start = clock()
+    for _ in range(steps):
+      state, loss = step(state, batch)
+    loss.block_until_ready()
+    duration = clock() - start
+    self.kept["train", devices] = (step, state, batch)
+    return {"seconds": duration, "loss": float(loss)}
+
+  def live(self, count):
+    """Holds `count` small arrays."""
+    x = jax.device_put(np.zeros(8, np.float32))
+    f = jax.jit(lambda a: a + 1)
+    jax.block_until_ready(f(x))
+    before = own_memory_bytes()
+    arrays = [f(x) for _ in range(count)]
+    jax.block_until_ready(arrays)
+    self.kept["live"] = arrays
+    return {"client_bytes": own_memory_bytes() - before}
+
+
+def make_training(devices):
+  import flax.linen as nn
+  import optax
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+  width, heads, layers, vocabulary, length, batch_size = 128, 4, 4, 1024, 64, 16
+
+  class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      mask = nn.make_causal_mask(jnp.ones(x.shape[:2]))
+      x = x + nn.SelfAttention(num_heads=heads)(nn.LayerNorm()(x), mask=mask)
+      h = nn.Dense(4 * width)(nn.LayerNorm()(x))
+      return x + nn.Dense(width)(nn.gelu(h))
+
+  class Model(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+      x = nn.Embed(vocabulary, width)(tokens)
+      x = x + self.param("positions", nn.initializers.normal(0.02), (length, width))
+      for _ in range(layers):
+        x = Block()(x)
+      return nn.Dense(vocabulary)(nn.LayerNorm()(x))
+
+  mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  split = NamedSharding(mesh, PartitionSpec("data"))
+  model, optimizer = Model(), optax.adamw(1e-3)
+
+  def init(key):
+    parameters = model.init(key, jnp.zeros((1, length), jnp.int32))
+    return parameters, optimizer.init(parameters)
+
+  def step(state, tokens):
+    def loss_of(parameters):
+      logits = model.apply(parameters, tokens)[:, :-1]
+      return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+    parameters, optimizer_state = state
+    loss, gradients = jax.value_and_grad(loss_of)(parameters)
+    updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
+    return (optax.apply_updates(parameters, updates), optimizer_state), loss
+
+  key = jax.device_put(np.asarray([0, 1], np.uint32), everywhere)
+  state = jax.jit(init, out_shardings=everywhere)(key)
+  tokens = np.random.default_rng(0).integers(0, vocabulary, (batch_size, length), dtype=np.int32)
+  batch = jax.device_put(tokens, split)
+  step = jax.jit(step, donate_argnums=0, out_shardings=(everywhere, everywhere))
+  state, loss = step(state, batch)
+  loss.block_until_ready()
+  return step, state, batch
+
+
+def main():
+  workloads = Workloads()
+  out = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # What libraries print must not mix with the answers.
+  for line in sys.stdin:
+    command = json.loads(line)
+    name = command.pop("do")
+    try:
+      answer = {"ok": getattr(workloads, name)(**command)}
+    except Exception as e:  # The driver decides what a failed workload means.
+      answer = {"error": f"{type(e).__name__}: {e}"[:2000]}
+    print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+  main()
