@@ -22,7 +22,9 @@ class SessionStream {
  public:
   virtual ~SessionStream() = default;
   // Queues a response. Order is kept. After the stream has ended responses are dropped.
-  virtual void Send(const xla::ifrt::proxy::IfrtResponse& response) = 0;
+  // Nobody waits for a `patient` response: it goes out with the next one that somebody waits for, with others of
+  // its kind, or after a millisecond. That saves both sides most of the cost of a message.
+  virtual void Send(const xla::ifrt::proxy::IfrtResponse& response, bool patient) = 0;
   // While paused no further request is taken off the stream, so that the client feels back-pressure.
   // Pauses do not nest.
   virtual void SetPaused(bool paused) = 0;

@@ -110,6 +110,7 @@ absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBuffe
   for (int64_t i = 0; i < spec.sharding->num_shards(); ++i) shards.positions.push_back(i);
   HELMWAY_RETURN_IF_ERROR(MakeFromHost(handle, spec, {std::move(shards)}));
   reply.response.mutable_make_array_from_host_buffer_response()->set_array_handle(handle);
+  reply.patient = true;
   return absl::OkStatus();
 }
 
@@ -148,6 +149,7 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(const MakeArraysFromH
     HELMWAY_RETURN_IF_ERROR(MakeFromHost(request.array_handles(i), spec, std::move(shards)));
     reply.response.mutable_make_arrays_from_host_buffer_shards_response()->add_array_handles(request.array_handles(i));
   }
+  reply.patient = true;
   return absl::OkStatus();
 }
 
@@ -314,6 +316,7 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
     for (const ArrayRef& part : parts) part->Delete();
   }
   reply.response.mutable_assemble_array_from_single_device_arrays_response()->set_array_handle(request.result_handle());
+  reply.patient = true;
   return absl::OkStatus();
 }
 
@@ -340,6 +343,7 @@ absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysR
         request.result_handles(static_cast<int>(i)));
   }
   if (IsDonate(request.copy_semantics())) whole->Delete();
+  reply.patient = true;
   return absl::OkStatus();
 }
 
@@ -357,6 +361,7 @@ absl::Status Session::HandleFullyReplicatedShard(const FullyReplicatedShardReque
   HELMWAY_RETURN_IF_ERROR(Bind(request.result_handle(), std::move(shard)));
   if (IsDonate(request.copy_semantics())) whole->Delete();
   reply.response.mutable_fully_replicated_shard_response()->set_array_handle(request.result_handle());
+  reply.patient = true;
   return absl::OkStatus();
 }
 
@@ -398,6 +403,7 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
     reply.response.mutable_copy_arrays_response()->add_array_handles(request.result_handles(i));
   }
   reply.response.mutable_copy_arrays_response();
+  reply.patient = true;
   if (IsDonate(request.copy_semantics())) {
     for (const ArrayRef& source : sources) source->Delete();
   }
@@ -485,6 +491,7 @@ absl::Status Session::HandleDestructArray(const DestructArrayRequest& request, R
     }
   }
   reply.response.mutable_destruct_array_response();
+  reply.patient = true;
   return first_error;
 }
 

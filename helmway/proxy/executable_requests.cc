@@ -187,6 +187,8 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   launch.held = !arrivals.empty() || !held_.empty();
   if (launch.held) held_.push_back({launch.id, std::move(arrivals)});
   link_->Execute(std::move(launch));
+  // The outputs of the first run are what its client waits for.
+  reply.patient = !first_run;
   return absl::OkStatus();
 }
 
@@ -247,8 +249,12 @@ absl::Status Session::HandleLoadedExecutableHumanReadableProgramText(
     const LoadedExecutableHumanReadableProgramTextRequest& request, Reply& reply) {
   auto& result = *reply.response.mutable_loaded_executable_human_readable_program_text_response();
   absl::StatusOr<std::shared_ptr<const Executable>> executable = GetExecutable(request.loaded_executable_handle());
-  absl::StatusOr<std::string> text = executable.status();
-  if (executable.ok()) text = program::HloText((*executable)->optimized_hlo_format, (*executable)->optimized_hlo);
+  absl::StatusOr<std::string> text = absl::UnknownError("");
+  if (executable.ok()) {
+    text = program::HloText((*executable)->optimized_hlo_format, (*executable)->optimized_hlo);
+  } else {
+    text = executable.status();
+  }
   if (text.ok()) {
     result.set_human_readable_program_text(*std::move(text));
   } else {

@@ -48,7 +48,7 @@ void Session::OnRequest(IfrtRequest& request) {
   if (!status.ok()) {
     SendError(op_id, status);
   } else if (!reply.deferred) {
-    Send(op_id, status, response);
+    Send(op_id, status, response, reply.patient);
   }
 }
 
@@ -166,10 +166,10 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
   }
 }
 
-void Session::Send(uint64_t op_id, const absl::Status& status, IfrtResponse& response) {
+void Session::Send(uint64_t op_id, const absl::Status& status, IfrtResponse& response, bool patient) {
   response.mutable_response_metadata()->set_op_id(op_id);
   if (!status.ok()) *response.mutable_response_metadata()->mutable_status() = wire::StatusToProto(status);
-  stream_->Send(response);
+  stream_->Send(response, patient);
 }
 
 void Session::SendError(uint64_t op_id, const absl::Status& status) {

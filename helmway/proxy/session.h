@@ -80,6 +80,7 @@ class Session final : public net::SessionHandler,
     uint64_t op_id;
     Response& response;
     bool deferred = false;
+    bool patient = false;  // the client does not wait for this success
   };
 
   // ---- client_requests.cc ----
@@ -124,7 +125,7 @@ class Session final : public net::SessionHandler,
                                               Reply& reply);
 
   // ---- Answers (any thread) ----
-  void Send(uint64_t op_id, const absl::Status& status, Response& response);
+  void Send(uint64_t op_id, const absl::Status& status, Response& response, bool patient = false);
   void SendError(uint64_t op_id, const absl::Status& status);
 
   // ---- Handles ----

@@ -18,12 +18,10 @@ LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t
 absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const {
   if (cancelled_->load(std::memory_order_relaxed)) return absl::CancelledError("the session has ended");
   for (const SlotRef& argument : part.arguments) {
-    const bool wait = argument->producer != queue || program_->has_cross_device_ops;
-    if (wait) {
+    // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own work.
+    const bool wait = argument->producer != queue || program_->has_cross_device_ops || !argument->buffer;
+    if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
-    } else if (!argument->buffer) {
-      // Made by an earlier launch of this queue that failed before it ran, so its outcome is known.
-      return argument->ready->Wait();
     }
   }
   return absl::OkStatus();
@@ -57,7 +55,11 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
 
   absl::InlinedVector<pjrt::Buffer*, 16> arguments;
   arguments.reserve(part.arguments.size());
-  for (const SlotRef& argument : part.arguments) arguments.push_back(&argument->buffer);
+  absl::InlinedVector<async::CompletionRef, 4> pending;
+  for (const SlotRef& argument : part.arguments) {
+    arguments.push_back(&argument->buffer);
+    if (!argument->ready->done()) pending.push_back(argument->ready);
+  }
   absl::InlinedVector<pjrt::Buffer, 8> outputs(program_->executable->num_outputs());
   pjrt::Event complete;
   pjrt::ExecuteOptions options;
@@ -75,9 +77,15 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     part.results[i]->buffer = std::move(outputs[i]);
   }
   queue->LaunchStarted();
-  complete.OnReady([launch = LaunchRef(this), index, queue](const absl::Status& outcome) {
+  complete.OnReady([launch = LaunchRef(this), index, queue, pending](absl::Status outcome) {
     // Before the results are ready, so that a program that waits for them finds room at once.
     queue->LaunchFinished();
+    if (!outcome.ok()) {
+      // The plugin passes an argument's failure on under another code; the first cause is what a reader needs.
+      for (const async::CompletionRef& argument : pending) {
+        if (argument->done() && !argument->status().ok()) outcome = argument->status();
+      }
+    }
     launch->FinishPart(index, outcome);
   });
 }
