@@ -152,8 +152,9 @@ helmway_build() {
   helmway_say "building (${2})"
   (
     cd "${HELMWAY_ROOT}"
-    cmake --preset release -DHELMWAY_PJRT_PLUGIN="$1" >"build-configure.log" 2>&1 || {
-      cat build-configure.log >&2
+    mkdir -p build
+    cmake --preset release -DHELMWAY_PJRT_PLUGIN="$1" >build/configure.log 2>&1 || {
+      cat build/configure.log >&2
       exit 1
     }
     cmake --build --preset release --target "$2" >&2

@@ -162,7 +162,11 @@ class SessionLink {
   // Both: targets that were deleted meanwhile are skipped.
   virtual void Fill(HostContents contents) = 0;
   virtual void Fail(const BufferTargets& targets, const absl::Status& status) = 0;
+  // The launch may wait for Flush before it starts.
   virtual void Execute(Launch launch) = 0;
+  // Starts what waits for it, maybe on this thread: callbacks of launches and of what depends on them may run
+  // inside the call. To be called soon after Execute, with no lock held.
+  virtual void Flush() = 0;
   virtual void ReleaseLaunch(LaunchId id) = 0;
   virtual void Copy(CopyBuffers command) = 0;
   // Frees the memory once work that was commanded before is done, and forgets the names. Unknown names are

@@ -32,23 +32,33 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
-  for (grpc::Service* service : services) builder.RegisterService(service);
+  auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
+  for (grpc::Service* service : services) {
+    builder.RegisterService(service);
+    if (auto* polled = dynamic_cast<PolledService*>(service)) {
+      polled->AddQueues(builder);
+      result->polled_.push_back(polled);
+    }
+  }
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
                                                ": the port is already in use, or the address is not ours"));
   }
-  auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
   result->server_ = std::move(server);
   result->port_ = port;
+  for (PolledService* polled : result->polled_) polled->Start();
   return result;
 }
 
 GrpcServer::~GrpcServer() { Shutdown(); }
 
 void GrpcServer::Shutdown() {
+  if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
+  for (PolledService* polled : polled_) polled->Stop();
+  server_.reset();
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {

@@ -2,6 +2,7 @@
 #define HELMWAY_NET_GRPC_SERVER_H_
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/service_type.h>
 
 #include <memory>
 #include <string>
@@ -11,12 +12,23 @@
 
 namespace helmway::net {
 
+// A service some of whose calls are taken from a completion queue by a thread of its own.
+class PolledService {
+ public:
+  virtual ~PolledService() = default;
+  virtual void AddQueues(grpc::ServerBuilder& builder) = 0;
+  // The server runs.
+  virtual void Start() = 0;
+  // The server has shut down: all calls are cancelled. Returns when all have ended.
+  virtual void Stop() = 0;
+};
+
 // A listening gRPC server with plain-text credentials, no message size limits below protobuf's own, the
 // standard health service, and windows and frames sized for bulk data. Thread-safe.
 class GrpcServer {
  public:
   // Serves `services` (not owned; they must outlive the server) on `address` ("127.0.0.1:0", "[::]:29000").
-  // Port 0 takes a free one. UNAVAILABLE if the address can't be bound, naming it and the likely reason.
+  // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE if the address can't be bound, naming it and the likely reason.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
                                                            const std::vector<grpc::Service*>& services);
   // Cancels running calls, waits for their reactors to end.
@@ -27,7 +39,8 @@ class GrpcServer {
 
  private:
   GrpcServer() = default;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_;  // null after Shutdown
+  std::vector<PolledService*> polled_;
   int port_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <deque>
@@ -47,9 +48,11 @@ constexpr size_t kPatientBatch = 32;
 constexpr absl::Duration kPatience = absl::Milliseconds(1);
 // Piece of a host buffer in an answer. Measured: 1 MiB and 4 MiB are equally fast, less is slower.
 constexpr int64_t kLookupChunkBytes = 1 << 20;
+// Threads that take events from the queue: one handles requests while another moves bulk data.
+constexpr int kPollingThreads = 1;
 
 template <typename Message>
-absl::Status ParseMetadata(const grpc::CallbackServerContext& context, const char* key, Message* message) {
+absl::Status ParseMetadata(const grpc::ServerContext& context, const char* key, Message* message) {
   const auto& metadata = context.client_metadata();
   const auto it = metadata.find(key);
   if (it == metadata.end()) {
@@ -76,9 +79,60 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// ---- The session stream --------------------------------------------------------------------------------
+// All methods are served from one completion queue that a few threads take from. (Measured: with gRPC's callback
+// API its own threads and ours pass a connection's events to each other, which costs more than the events.)
+using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
+    GrpcIfrtService::WithRawMethod_IfrtSession<GrpcIfrtService::WithRawMethod_HostBufferStore<
+        GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
+            GrpcIfrtService::WithAsyncMethod_HostBufferReadFromDisk<GrpcIfrtService::Service>>>>>>;
 
-class SessionReactor;
+// What comes back from the completion queue: an operation of a call is over.
+struct Tag {
+  void* call;
+  void (*over)(void* call, bool ok);
+};
+
+template <auto kOver, typename Call>
+Tag MakeTag(Call* call) {
+  return {call, [](void* c, bool ok) { (static_cast<Call*>(c)->*kOver)(ok); }};
+}
+
+// Counts calls under way, so that the queue outlives them.
+class LiveCalls {
+ public:
+  void Add() {
+    absl::MutexLock lock(&mu_);
+    ++count_;
+  }
+  void Drop() {
+    absl::MutexLock lock(&mu_);
+    --count_;
+  }
+  void WaitForNone() {
+    auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&none));
+  }
+
+ private:
+  absl::Mutex mu_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class Flusher;
+
+// What every call needs.
+struct Server {
+  AsyncService* service;
+  SessionManager* manager;
+  Flusher* flusher;
+  grpc::ServerCompletionQueue* queue;
+  LiveCalls* live;
+};
+
+// ---- The session stream --------------------------------------------------------------------------------
+//
+class SessionCall;
 class StreamHandle;
 
 // Sends the responses for which nobody waits, a little later. One thread, idle while there are none.
@@ -105,22 +159,21 @@ class Flusher {
   std::thread thread_;
 };
 
-// What the proxy holds: outlives the reactor, which gRPC deletes when the call is over.
+// What the proxy holds: outlives the call.
 class StreamHandle final : public SessionStream, public std::enable_shared_from_this<StreamHandle> {
  public:
-  StreamHandle(SessionReactor* reactor, Flusher* flusher) : flusher_(flusher), reactor_(reactor) {}
+  StreamHandle(SessionCall* call, Flusher* flusher) : flusher_(flusher), call_(call) {}
   void Send(const IfrtResponse& response, bool patient) override;
   void Flush();
   void SetPaused(bool paused) override;
   void Close(const absl::Status& status) override;
 
  private:
-  friend class SessionReactor;
+  friend class SessionCall;
   Flusher* const flusher_;
   absl::Mutex mu_;
-  SessionReactor* reactor_ ABSL_GUARDED_BY(mu_);  // null once the call is finished
+  SessionCall* call_ ABSL_GUARDED_BY(mu_);  // null once the call is finished
   std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
-  grpc::ByteBuffer writing_ ABSL_GUARDED_BY(mu_);
   bool write_active_ ABSL_GUARDED_BY(mu_) = false;
   bool flushing_ ABSL_GUARDED_BY(mu_) = false;   // the whole queue shall go out
   bool scheduled_ ABSL_GUARDED_BY(mu_) = false;  // with the flusher
@@ -130,19 +183,39 @@ class StreamHandle final : public SessionStream, public std::enable_shared_from_
   std::optional<grpc::Status> finish_ ABSL_GUARDED_BY(mu_);
 };
 
-class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+// One IfrtSession call, from waiting for a client to its end; owns itself.
+class SessionCall {
  public:
-  SessionReactor(SessionManager* manager, Flusher* flusher, grpc::CallbackServerContext* context)
-      : handle_(std::make_shared<StreamHandle>(this, flusher)) {
+  // Waits for the next client.
+  static void Expect(const Server& server) {
+    auto* call = new SessionCall(server);
+    call->context_.AsyncNotifyWhenDone(&call->ended_);
+    server.service->RequestIfrtSession(&call->context_, &call->stream_, server.queue, server.queue, &call->accepted_);
+  }
+
+ private:
+  friend class StreamHandle;
+
+  explicit SessionCall(const Server& server)
+      : server_(server), handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
+
+  void OnAccepted(bool ok) {
+    if (!ok) {
+      delete this;  // the server is going down; nothing else of this call comes back
+      return;
+    }
+    server_.live->Add();
+    Expect(server_);
     GrpcIfrtSessionMetadata metadata;
-    absl::Status status = ParseMetadata(*context, kSessionMetadataKey, &metadata);
+    absl::Status status = ParseMetadata(context_, kSessionMetadataKey, &metadata);
     if (status.ok()) {
       absl::StatusOr<std::shared_ptr<SessionHandler>> handler =
-          manager->OpenSession(metadata, context->peer(), handle_);
+          server_.manager->OpenSession(metadata, context_.peer(), handle_);
       status = handler.status();
       if (handler.ok()) handler_ = *std::move(handler);
     }
     absl::MutexLock lock(&handle_->mu_);
+    pending_ = 1;  // the notice of the call's end
     if (!status.ok()) {
       FinishLocked(ToGrpcStatus(status));
       return;
@@ -150,7 +223,7 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
     StartReadIfWanted();
   }
 
-  void OnReadDone(bool ok) override {
+  void OnRead(bool ok) {
     {
       absl::MutexLock lock(&handle_->mu_);
       handle_->read_active_ = false;
@@ -168,51 +241,64 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       }
       read_.Clear();
     }
-    absl::MutexLock lock(&handle_->mu_);
-    handle_->handling_ = false;
-    if (!good) {
-      FinishLocked(ok ? grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                                     absl::StrCat("message ", requests_, " of the session is no IfrtRequest"))
-                      : grpc::Status::OK);
-      return;
+    {
+      absl::MutexLock lock(&handle_->mu_);
+      handle_->handling_ = false;
+      if (!good) {
+        FinishLocked(ok ? grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                                       absl::StrCat("message ", requests_, " of the session is no IfrtRequest"))
+                        : grpc::Status::OK);
+      } else if (handle_->finish_.has_value()) {
+        MaybeFinish();
+      } else {
+        StartReadIfWanted();
+      }
     }
-    if (handle_->finish_.has_value()) {
-      MaybeFinish();
-    } else {
-      StartReadIfWanted();
-    }
+    OneOver();
   }
 
-  void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&handle_->mu_);
-    handle_->write_active_ = false;
-    if (!ok) {
+  void OnWritten(bool ok) {
+    {
+      absl::MutexLock lock(&handle_->mu_);
+      handle_->write_active_ = false;
+      if (!ok) {
+        handle_->queue_.clear();
+        FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
+      } else {
+        const bool was_full = handle_->queue_.size() >= kMaxQueuedResponses;
+        StartNextWrite();
+        if (handle_->finish_.has_value()) {
+          MaybeFinish();
+        } else if (was_full) {
+          StartReadIfWanted();
+        }
+      }
+    }
+    OneOver();
+  }
+
+  // The call is over for gRPC: finished by us, or given up by the client.
+  void OnEnded(bool /*ok*/) {
+    {
+      absl::MutexLock lock(&handle_->mu_);
       handle_->queue_.clear();
-      FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client is gone"));
-      return;
+      FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client has ended the session"));
     }
-    const bool was_full = handle_->queue_.size() >= kMaxQueuedResponses;
-    StartNextWrite();
-    if (handle_->finish_.has_value()) {
-      MaybeFinish();
-    } else if (was_full) {
-      StartReadIfWanted();
-    }
+    OneOver();
   }
 
-  void OnCancel() override {
-    absl::MutexLock lock(&handle_->mu_);
-    handle_->queue_.clear();
-    FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client has ended the session"));
-  }
+  void OnFinished(bool /*ok*/) { OneOver(); }
 
-  void OnDone() override {
+  void OneOver() {
+    {
+      absl::MutexLock lock(&handle_->mu_);
+      if (--pending_ > 0) return;
+    }
     if (handler_ != nullptr) handler_->OnClosed();
+    LiveCalls* live = server_.live;
     delete this;
+    live->Drop();
   }
-
- private:
-  friend class StreamHandle;
 
   void StartReadIfWanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
     if (handle_->read_active_ || handle_->handling_ || handle_->paused_ || handle_->finish_.has_value() ||
@@ -220,7 +306,8 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       return;
     }
     handle_->read_active_ = true;
-    StartRead(&read_);
+    ++pending_;
+    stream_.Read(&read_, &was_read_);
   }
 
   void StartNextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -229,13 +316,14 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
       handle_->flushing_ = false;
       return;
     }
-    handle_->writing_ = std::move(handle_->queue_.front());
+    grpc::ByteBuffer response = std::move(handle_->queue_.front());
     handle_->queue_.pop_front();
     handle_->write_active_ = true;
+    ++pending_;
     grpc::WriteOptions options;
     // The transport may wait for the message behind this one and send both in one system call.
     if (!handle_->queue_.empty()) options.set_buffer_hint();
-    StartWrite(&handle_->writing_, options);
+    stream_.Write(response, options, &written_);
   }
 
   void FinishLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -245,12 +333,23 @@ class SessionReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, gr
 
   // Ends the call once nothing of it is in use: no write at the transport, no request in the handler.
   void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
-    if (handle_->reactor_ == nullptr || handle_->write_active_ || handle_->handling_) return;
-    handle_->reactor_ = nullptr;
-    Finish(*handle_->finish_);
+    if (handle_->call_ == nullptr || handle_->write_active_ || handle_->handling_) return;
+    handle_->call_ = nullptr;
+    ++pending_;
+    stream_.Finish(*handle_->finish_, &finished_);
   }
 
+  const Server server_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
+  Tag accepted_ = MakeTag<&SessionCall::OnAccepted>(this);
+  Tag was_read_ = MakeTag<&SessionCall::OnRead>(this);
+  Tag written_ = MakeTag<&SessionCall::OnWritten>(this);
+  Tag finished_ = MakeTag<&SessionCall::OnFinished>(this);
+  Tag ended_ = MakeTag<&SessionCall::OnEnded>(this);
+
   const std::shared_ptr<StreamHandle> handle_;
+  int pending_ ABSL_GUARDED_BY(handle_->mu_) = 0;  // operations that will come back from the queue
   std::shared_ptr<SessionHandler> handler_;
   grpc::ByteBuffer read_;
   IfrtRequest request_;
@@ -262,11 +361,11 @@ void StreamHandle::Send(const IfrtResponse& response, bool patient) {
   bool schedule = false;
   {
     absl::MutexLock lock(&mu_);
-    if (reactor_ == nullptr || finish_.has_value()) return;
+    if (call_ == nullptr || finish_.has_value()) return;
     queue_.push_back(std::move(buffer));
     if (!patient || queue_.size() >= kPatientBatch) flushing_ = true;
     if (flushing_) {
-      reactor_->StartNextWrite();
+      call_->StartNextWrite();
     } else if (!scheduled_) {
       scheduled_ = schedule = true;
     }
@@ -277,9 +376,9 @@ void StreamHandle::Send(const IfrtResponse& response, bool patient) {
 void StreamHandle::Flush() {
   absl::MutexLock lock(&mu_);
   scheduled_ = false;
-  if (reactor_ == nullptr || finish_.has_value() || queue_.empty()) return;
+  if (call_ == nullptr || finish_.has_value() || queue_.empty()) return;
   flushing_ = true;
-  reactor_->StartNextWrite();
+  call_->StartNextWrite();
 }
 
 void Flusher::Run() {
@@ -301,25 +400,39 @@ void StreamHandle::SetPaused(bool paused) {
   absl::MutexLock lock(&mu_);
   if (paused_ == paused) return;
   paused_ = paused;
-  if (!paused && reactor_ != nullptr) reactor_->StartReadIfWanted();
+  if (!paused && call_ != nullptr) call_->StartReadIfWanted();
 }
 
 void StreamHandle::Close(const absl::Status& status) {
   absl::MutexLock lock(&mu_);
-  if (reactor_ != nullptr) reactor_->FinishLocked(ToGrpcStatus(status));
+  if (call_ != nullptr) call_->FinishLocked(ToGrpcStatus(status));
 }
 
 // ---- Host buffers --------------------------------------------------------------------------------------
 
-class StoreReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+// One HostBufferStore call; owns itself. Its operations come back one at a time.
+class StoreCall {
  public:
-  StoreReactor(SessionManager* manager, grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-    grpc::Slice empty;
-    *response = grpc::ByteBuffer(&empty, 1);
+  static void Expect(const Server& server) {
+    auto* call = new StoreCall(server);
+    server.service->RequestHostBufferStore(&call->context_, &call->reader_, server.queue, server.queue,
+                                           &call->accepted_);
+  }
+
+ private:
+  explicit StoreCall(const Server& server) : server_(server) {}
+
+  void OnAccepted(bool ok) {
+    if (!ok) {
+      delete this;
+      return;
+    }
+    server_.live->Add();
+    Expect(server_);
     GrpcHostBufferStoreMetadata metadata;
-    absl::Status status = ParseMetadata(*context, kStoreMetadataKey, &metadata);
+    absl::Status status = ParseMetadata(context_, kStoreMetadataKey, &metadata);
     if (status.ok()) {
-      std::shared_ptr<SessionHandler> session = manager->FindSession(metadata.session_id(), context->peer());
+      std::shared_ptr<SessionHandler> session = server_.manager->FindSession(metadata.session_id(), context_.peer());
       if (session == nullptr) {
         status = NoSuchSession(metadata.session_id());
       } else {
@@ -329,29 +442,41 @@ class StoreReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       }
     }
     if (!status.ok()) {
-      Finish(ToGrpcStatus(status));
-      return;
+      Finish(status);
+    } else {
+      reader_.Read(&read_, &was_read_);
     }
-    StartRead(&read_);
   }
 
-  void OnReadDone(bool ok) override {
+  void OnRead(bool ok) {
     if (!ok) {
-      Finish(cancelled_.load() ? grpc::Status::CANCELLED : ToGrpcStatus(writer_->Finish()));
+      // Either all is here or the client is gone; the count of bytes tells.
+      Finish(writer_->Finish());
       return;
     }
     if (absl::Status status = Append(); !status.ok()) {
       writer_.reset();
-      Finish(ToGrpcStatus(status));
+      Finish(status);
       return;
     }
-    StartRead(&read_);
+    reader_.Read(&read_, &was_read_);
   }
 
-  void OnCancel() override { cancelled_.store(true); }
-  void OnDone() override { delete this; }
+  void Finish(const absl::Status& status) {
+    if (status.ok()) {
+      grpc::Slice empty;
+      reader_.Finish(grpc::ByteBuffer(&empty, 1), grpc::Status::OK, &finished_);
+    } else {
+      reader_.FinishWithError(ToGrpcStatus(status), &finished_);
+    }
+  }
 
- private:
+  void OnFinished(bool /*ok*/) {
+    LiveCalls* live = server_.live;
+    delete this;
+    live->Drop();
+  }
+
   // Copies field 1 of a GrpcHostBufferStoreRequest from the transport's memory to where it belongs. The bytes
   // are touched once here, where a parsed message would touch them twice.
   absl::Status Append() {
@@ -377,20 +502,40 @@ class StoreReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                : absl::InvalidArgumentError("a piece of the host buffer is no GrpcHostBufferStoreRequest");
   }
 
+  const Server server_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReader<grpc::ByteBuffer, grpc::ByteBuffer> reader_{&context_};
+  Tag accepted_ = MakeTag<&StoreCall::OnAccepted>(this);
+  Tag was_read_ = MakeTag<&StoreCall::OnRead>(this);
+  Tag finished_ = MakeTag<&StoreCall::OnFinished>(this);
   std::unique_ptr<HostBufferWriter> writer_;
   grpc::ByteBuffer read_;
-  std::atomic<bool> cancelled_{false};
 };
 
-class LookupReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+// One HostBufferLookup call; owns itself. Its operations come back one at a time.
+class LookupCall {
  public:
-  LookupReactor(SessionManager* manager, grpc::CallbackServerContext* context, const grpc::ByteBuffer* buffer) {
+  static void Expect(const Server& server) {
+    auto* call = new LookupCall(server);
+    server.service->RequestHostBufferLookup(&call->context_, &call->request_, &call->writer_, server.queue, server.queue,
+                                            &call->accepted_);
+  }
+
+ private:
+  explicit LookupCall(const Server& server) : server_(server) {}
+
+  void OnAccepted(bool ok) {
+    if (!ok) {
+      delete this;
+      return;
+    }
+    server_.live->Add();
+    Expect(server_);
     GrpcHostBufferLookupRequest request;
-    grpc::ByteBuffer copy(*buffer);
     absl::Status status;
-    if (!Parse(copy, &request)) {
+    if (!Parse(request_, &request)) {
       status = absl::InvalidArgumentError("the message is no GrpcHostBufferLookupRequest");
-    } else if (auto session = manager->FindSession(request.session_id(), context->peer()); session == nullptr) {
+    } else if (auto session = server_.manager->FindSession(request.session_id(), context_.peer()); session == nullptr) {
       status = NoSuchSession(request.session_id());
     } else {
       absl::StatusOr<base::HostBytes> bytes = session->LookupHostBuffer(request.handle());
@@ -398,22 +543,26 @@ class LookupReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
       if (bytes.ok()) bytes_ = *std::move(bytes);
     }
     if (!status.ok()) {
-      Finish(ToGrpcStatus(status));
-      return;
-    }
-    WriteNext();
-  }
-
-  void OnWriteDone(bool ok) override {
-    if (!ok) {
-      Finish(grpc::Status::CANCELLED);
+      writer_.Finish(ToGrpcStatus(status), &finished_);
     } else {
       WriteNext();
     }
   }
-  void OnDone() override { delete this; }
 
- private:
+  void OnWritten(bool ok) {
+    if (!ok) {
+      writer_.Finish(grpc::Status::CANCELLED, &finished_);
+    } else {
+      WriteNext();
+    }
+  }
+
+  void OnFinished(bool /*ok*/) {
+    LiveCalls* live = server_.live;
+    delete this;
+    live->Drop();
+  }
+
   // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until the
   // transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty piece.
   void WriteNext() {
@@ -428,85 +577,146 @@ class LookupReactor final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
           [](void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); },
           new std::shared_ptr<const void>(bytes_.owner));
     }
-    write_ = grpc::ByteBuffer(slices, size > 0 ? 2 : 1);
+    const grpc::ByteBuffer piece(slices, size > 0 ? 2 : 1);
     offset_ += size;
     if (offset_ < bytes_.size) {
-      StartWrite(&write_);
+      writer_.Write(piece, &written_);
     } else {
-      StartWriteAndFinish(&write_, grpc::WriteOptions(), grpc::Status::OK);
+      writer_.WriteAndFinish(piece, grpc::WriteOptions(), grpc::Status::OK, &finished_);
     }
   }
 
+  const Server server_;
+  grpc::ServerContext context_;
+  grpc::ByteBuffer request_;
+  grpc::ServerAsyncWriter<grpc::ByteBuffer> writer_{&context_};
+  Tag accepted_ = MakeTag<&LookupCall::OnAccepted>(this);
+  Tag written_ = MakeTag<&LookupCall::OnWritten>(this);
+  Tag finished_ = MakeTag<&LookupCall::OnFinished>(this);
   base::HostBytes bytes_;
   int64_t offset_ = 0;
-  grpc::ByteBuffer write_;
 };
 
-class IfrtService final
-    : public GrpcIfrtService::WithCallbackMethod_GetVersion<GrpcIfrtService::WithRawCallbackMethod_IfrtSession<
-          GrpcIfrtService::WithRawCallbackMethod_HostBufferStore<GrpcIfrtService::WithRawCallbackMethod_HostBufferLookup<
-              GrpcIfrtService::WithCallbackMethod_HostBufferDelete<
-                  GrpcIfrtService::WithCallbackMethod_HostBufferReadFromDisk<GrpcIfrtService::Service>>>>>> {
+// ---- Calls with one message each way -------------------------------------------------------------------
+
+// One call of a unary method; owns itself. `kMethod` asks for the next call, `kAnswer` does the work and calls
+// Finish, now or later, on any thread.
+template <typename Request, typename Response, auto kMethod, auto kAnswer>
+class UnaryCall {
+ public:
+  static void Expect(const Server& server) {
+    auto* call = new UnaryCall(server);
+    (server.service->*kMethod)(&call->context_, &call->request, &call->responder_, server.queue, server.queue,
+                               &call->accepted_);
+  }
+
+  std::string peer() const { return context_.peer(); }
+  SessionManager& manager() const { return *server_.manager; }
+  void Finish(const absl::Status& status) { responder_.Finish(response, ToGrpcStatus(status), &finished_); }
+
+  Request request;
+  Response response;
+
+ private:
+  explicit UnaryCall(const Server& server) : server_(server) {}
+
+  void OnAccepted(bool ok) {
+    if (!ok) {
+      delete this;
+      return;
+    }
+    server_.live->Add();
+    Expect(server_);
+    kAnswer(this);
+  }
+
+  void OnFinished(bool /*ok*/) {
+    LiveCalls* live = server_.live;
+    delete this;
+    live->Drop();
+  }
+
+  const Server server_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncResponseWriter<Response> responder_{&context_};
+  Tag accepted_ = MakeTag<&UnaryCall::OnAccepted>(this);
+  Tag finished_ = MakeTag<&UnaryCall::OnFinished>(this);
+};
+
+constexpr auto kGetVersion = [](auto* call) {
+  auto version = call->manager().NegotiateVersion(call->request, call->peer());
+  if (version.ok()) *call->response.mutable_version() = *version;
+  call->Finish(version.status());
+};
+
+constexpr auto kHostBufferDelete = [](auto* call) {
+  auto session = call->manager().FindSession(call->request.session_id(), call->peer());
+  call->Finish(session == nullptr ? NoSuchSession(call->request.session_id())
+                                  : session->DeleteHostBuffer(call->request.handle()));
+};
+
+constexpr auto kHostBufferReadFromDisk = [](auto* call) {
+  const GrpcHostBufferStoreMetadata& metadata = call->request.metadata();
+  auto session = call->manager().FindSession(metadata.session_id(), call->peer());
+  if (session == nullptr) {
+    call->Finish(NoSuchSession(metadata.session_id()));
+    return;
+  }
+  const uint64_t handle = metadata.handle();
+  const int64_t size = metadata.buffer_size();
+  if (!call->manager().RunBlocking([session, handle, size, call] {
+        call->Finish(session->ReadHostBufferFromDisk(handle, size));
+      })) {
+    call->Finish(absl::ResourceExhaustedError("too many shared-directory transfers wait"));
+  }
+};
+
+using GetVersionCall = UnaryCall<GrpcGetVersionRequest, GrpcGetVersionResponse, &AsyncService::RequestGetVersion, kGetVersion>;
+using HostBufferDeleteCall = UnaryCall<GrpcHostBufferDeleteRequest, GrpcHostBufferDeleteResponse,
+                                       &AsyncService::RequestHostBufferDelete, kHostBufferDelete>;
+using HostBufferReadFromDiskCall =
+    UnaryCall<GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
+              &AsyncService::RequestHostBufferReadFromDisk, kHostBufferReadFromDisk>;
+
+class IfrtService final : public AsyncService, public PolledService {
  public:
   explicit IfrtService(SessionManager* manager) : manager_(manager) {}
 
-  grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context, const GrpcGetVersionRequest* request,
-                                       GrpcGetVersionResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    auto version = manager_->NegotiateVersion(*request, context->peer());
-    if (version.ok()) *response->mutable_version() = *version;
-    reactor->Finish(ToGrpcStatus(version.status()));
-    return reactor;
+  void AddQueues(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
+
+  void Start() override {
+    const Server server{this, manager_, &flusher_, queue_.get(), &live_};
+    SessionCall::Expect(server);
+    StoreCall::Expect(server);
+    LookupCall::Expect(server);
+    GetVersionCall::Expect(server);
+    HostBufferDeleteCall::Expect(server);
+    HostBufferReadFromDiskCall::Expect(server);
+    for (int i = 0; i < kPollingThreads; ++i) threads_.emplace_back([this] { Poll(); });
   }
 
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* IfrtSession(
-      grpc::CallbackServerContext* context) override {
-    return new SessionReactor(manager_, &flusher_, context);
-  }
-
-  grpc::ServerReadReactor<grpc::ByteBuffer>* HostBufferStore(grpc::CallbackServerContext* context,
-                                                             grpc::ByteBuffer* response) override {
-    return new StoreReactor(manager_, context, response);
-  }
-
-  grpc::ServerWriteReactor<grpc::ByteBuffer>* HostBufferLookup(grpc::CallbackServerContext* context,
-                                                               const grpc::ByteBuffer* request) override {
-    return new LookupReactor(manager_, context, request);
-  }
-
-  grpc::ServerUnaryReactor* HostBufferDelete(grpc::CallbackServerContext* context,
-                                             const GrpcHostBufferDeleteRequest* request,
-                                             GrpcHostBufferDeleteResponse*) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    auto session = manager_->FindSession(request->session_id(), context->peer());
-    reactor->Finish(ToGrpcStatus(session == nullptr ? NoSuchSession(request->session_id())
-                                                    : session->DeleteHostBuffer(request->handle())));
-    return reactor;
-  }
-
-  grpc::ServerUnaryReactor* HostBufferReadFromDisk(grpc::CallbackServerContext* context,
-                                                   const GrpcHostBufferReadFromDiskRequest* request,
-                                                   GrpcHostBufferReadFromDiskResponse*) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const GrpcHostBufferStoreMetadata& metadata = request->metadata();
-    auto session = manager_->FindSession(metadata.session_id(), context->peer());
-    if (session == nullptr) {
-      reactor->Finish(ToGrpcStatus(NoSuchSession(metadata.session_id())));
-      return reactor;
-    }
-    const uint64_t handle = metadata.handle();
-    const int64_t size = metadata.buffer_size();
-    if (!manager_->RunBlocking([session, handle, size, reactor] {
-          reactor->Finish(ToGrpcStatus(session->ReadHostBufferFromDisk(handle, size)));
-        })) {
-      reactor->Finish(ToGrpcStatus(absl::ResourceExhaustedError("too many shared-directory transfers wait")));
-    }
-    return reactor;
+  void Stop() override {
+    live_.WaitForNone();
+    queue_->Shutdown();
+    for (std::thread& thread : threads_) thread.join();
   }
 
  private:
+  void Poll() {
+    pthread_setname_np(pthread_self(), "ifrt-service");
+    void* tag;
+    bool ok;
+    while (queue_->Next(&tag, &ok)) {
+      const Tag* over = static_cast<const Tag*>(tag);
+      over->over(over->call, ok);
+    }
+  }
+
   SessionManager* const manager_;
   Flusher flusher_;
+  LiveCalls live_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace

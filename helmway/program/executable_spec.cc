@@ -31,6 +31,17 @@ absl::Status ParseInto(absl::string_view bytes, Message& message) {
   return absl::OkStatus();
 }
 
+constexpr int kMaxShortInstructions = 256;
+
+// Operations that may take any time whatever their shapes say, or that wait for somebody.
+bool HasUnknownLength(absl::string_view opcode) {
+  static const auto* const kOpcodes = new absl::flat_hash_set<absl::string_view>(
+      {"while", "conditional", "call", "custom-call", "sort", "fft", "cholesky", "triangular-solve", "scatter",
+       "select-and-scatter", "reduce-window", "convolution", "infeed", "outfeed", "send", "send-done", "recv",
+       "recv-done", "async-start", "async-update", "async-done"});
+  return kOpcodes->contains(opcode);
+}
+
 bool IsCrossDevice(const xla::HloInstructionProto& instruction) {
   static const auto* const kCollectives = new absl::flat_hash_set<absl::string_view>{
       "all-gather",         "all-reduce",        "all-to-all",     "collective-broadcast",
@@ -230,12 +241,17 @@ absl::StatusOr<ExecutableSpec> FromOptimizedHlo(absl::string_view format, absl::
                                 spec.donated_parameters.end());
 
   std::set<std::string> targets;
+  int instructions = 0;
+  spec.is_short = true;
   for (const xla::HloComputationProto& computation : hlo.computations()) {
     for (const xla::HloInstructionProto& instruction : computation.instructions()) {
       if (IsCrossDevice(instruction)) spec.has_cross_device_ops = true;
+      ++instructions;
+      if (HasUnknownLength(instruction.opcode())) spec.is_short = false;
       if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
     }
   }
+  if (instructions > kMaxShortInstructions) spec.is_short = false;
   spec.custom_call_targets.assign(targets.begin(), targets.end());
   return spec;
 }

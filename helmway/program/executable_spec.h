@@ -40,6 +40,9 @@ struct ExecutableSpec {
   bool has_cross_device_ops =
       false;  // Some computation communicates between devices (host transfers do not).
   std::vector<std::string> custom_call_targets;  // Sorted, unique.
+  // Straight-line code of few instructions: no loop, call, branch, custom call or transfer. What XLA says such a
+  // program costs is what it costs.
+  bool is_short = false;
 };
 
 // Reads an optimized program as PJRT_Executable_OptimizedProgram returns it. `format` is "hlo" (`bytes` are a

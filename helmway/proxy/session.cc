@@ -45,6 +45,7 @@ void Session::OnRequest(IfrtRequest& request) {
   Reply reply{op_id, response};
   const absl::Status status = Dispatch(request, reply);
   FlushReleased();
+  link_->Flush();
   if (!status.ok()) {
     SendError(op_id, status);
   } else if (!reply.deferred) {

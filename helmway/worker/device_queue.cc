@@ -25,6 +25,39 @@ void DeviceQueue::Push(LaunchRef launch, size_t part) {
   pushed_.Signal();
 }
 
+void DeviceQueue::PushQuietly(LaunchRef launch, size_t part) {
+  absl::MutexLock lock(&mu_);
+  items_.push_back({std::move(launch), part});
+}
+
+void DeviceQueue::Wake() {
+  absl::MutexLock lock(&mu_);
+  pushed_.Signal();
+}
+
+void DeviceQueue::RunOrWake() {
+  mu_.Lock();
+  while (!items_.empty()) {
+    const Item& next = items_.front();
+    if (running_ || in_flight_ >= kMaxLaunchesInFlight || !next.launch->program().may_start_at_once ||
+        !next.launch->InputsAreHere(next.part, this)) {
+      pushed_.Signal();
+      break;
+    }
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    running_ = true;
+    mu_.Unlock();
+    item.launch->RunPart(item.part, this);
+    item.launch.reset();
+    mu_.Lock();
+    running_ = false;
+    // The queue's thread may have been woken meanwhile, for the end or for a launch of another session.
+    if (stopping_) pushed_.Signal();
+  }
+  mu_.Unlock();
+}
+
 void DeviceQueue::WaitForRoom() {
   absl::MutexLock lock(&mu_);
   while (in_flight_ >= kMaxLaunchesInFlight) finished_.Wait(&mu_);
@@ -52,12 +85,15 @@ void DeviceQueue::Run() {
     Item item;
     {
       absl::MutexLock lock(&mu_);
-      while (items_.empty() && !stopping_) pushed_.Wait(&mu_);
+      while (running_ || (items_.empty() && !stopping_)) pushed_.Wait(&mu_);
       if (items_.empty()) return;
       item = std::move(items_.front());
       items_.pop_front();
+      running_ = true;
     }
     item.launch->RunPart(item.part, this);
+    absl::MutexLock lock(&mu_);
+    running_ = false;
   }
 }
 

@@ -27,6 +27,13 @@ absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQue
   return absl::OkStatus();
 }
 
+bool LaunchRecord::InputsAreHere(size_t index, const DeviceQueue* queue) const {
+  for (const SlotRef& argument : parts_[index].arguments) {
+    if (argument->producer != queue && !argument->ready->done()) return false;
+  }
+  return true;
+}
+
 absl::Status LaunchRecord::Meet(const absl::Status& mine) {
   absl::MutexLock lock(&mu_);
   meeting_.Update(mine);

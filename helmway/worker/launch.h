@@ -26,6 +26,9 @@ struct LoadedProgram {
   std::vector<DeviceQueue*> queues;  // of its devices in assignment order
   // The program's devices talk to each other while it runs.
   bool has_cross_device_ops = false;
+  // On one device, and so short that handing it to the plugin never takes long: it may be started on the thread that
+  // takes the command.
+  bool may_start_at_once = false;
 };
 
 // One device's part of a launch.
@@ -51,6 +54,9 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   // far: XLA's collectives hold a thread for each device and abort the process when peers stay away, so a part starts only
   // when all can start and nothing else is in flight.
   void RunPart(size_t index, DeviceQueue* queue);
+
+  // Whether RunPart would not have to wait for an input.
+  bool InputsAreHere(size_t index, const DeviceQueue* queue) const;
 
   // Fails every part that has not run. For launches that never entered the queues.
   void Drop(const absl::Status& status);

@@ -37,6 +37,9 @@ struct AwaitState {
   }
 };
 
+// Handing a program to the plugin costs some time for each of its arguments and outputs.
+constexpr size_t kMaxValuesToStartAtOnce = 64;
+
 std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
   xla::CompiledMemoryStatsProto proto;
   proto.set_generated_code_size_in_bytes(stats.generated_code_bytes);
@@ -171,7 +174,20 @@ void Session::Execute(cluster::Launch launch) {
     held = launch.held && !closed_;
     if (held) held_[launch.id] = record;
   }
-  if (!held) worker_->sequencer().Enqueue(record);
+  if (held) return;
+  if (!program->may_start_at_once) {
+    worker_->sequencer().Enqueue(record);
+    return;
+  }
+  DeviceQueue* queue = program->queues[0];
+  queue->PushQuietly(record, 0);
+  DeviceQueue* other = unflushed_.exchange(queue);
+  if (other != nullptr && other != queue) other->Wake();
+}
+
+void Session::Flush() {
+  if (unflushed_.load(std::memory_order_relaxed) == nullptr) return;
+  if (DeviceQueue* queue = unflushed_.exchange(nullptr)) queue->RunOrWake();
 }
 
 void Session::ReleaseLaunch(cluster::LaunchId id) {
@@ -309,12 +325,12 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
     program->queues.push_back(worker_->queue(device->id()));
   }
   HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable->OptimizedHlo());
-  if (result.devices.size() > 1) {
-    HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                             program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices, result.num_replicas,
-                                                       result.num_partitions));
-    program->has_cross_device_ops = spec.has_cross_device_ops;
-  }
+  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
+                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices, result.num_replicas,
+                                                     result.num_partitions));
+  program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
+  program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
+                               spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
   result.optimized_hlo_format = std::move(hlo.format);
   result.optimized_hlo = std::move(hlo.bytes);
   HELMWAY_ASSIGN_OR_RETURN(result.output_memory_kinds, executable->OutputMemoryKinds());

@@ -29,6 +29,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Fill(cluster::HostContents contents) override;
   void Fail(const cluster::BufferTargets& targets, const absl::Status& status) override;
   void Execute(cluster::Launch launch) override;
+  void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id) override;
   void Copy(cluster::CopyBuffers command) override;
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
@@ -59,6 +60,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::flat_hash_map<cluster::BufferId, SlotRef> slots_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);
+  // Has launches that wait for Flush.
+  std::atomic<DeviceQueue*> unflushed_{nullptr};
 };
 
 }  // namespace helmway::worker

@@ -1,0 +1,1072 @@
+#include "helmway/worker/worker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "helmway/pjrt/pjrt_testing.h"
+#include "helmway/worker/host_transfer.h"
+
+namespace helmway::worker {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using cluster::BufferId;
+using cluster::BufferNames;
+using cluster::DeviceId;
+using cluster::SessionLink;
+
+constexpr cluster::ElementType kF32 = 11;
+constexpr cluster::ElementType kS4 = 21;
+constexpr cluster::ElementType kS32 = 4;
+
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr absl::StatusCode kCancelled = absl::StatusCode::kCancelled;
+constexpr absl::StatusCode kDataLoss = absl::StatusCode::kDataLoss;
+
+// More than the worker copies out, so that a read looks at the device's own memory.
+constexpr int64_t kLarge = 8192;
+static_assert(kLarge * 4 > kLargestCopiedRead);
+
+std::string AddOne(int64_t size, bool donates = false) {
+  const std::string type = absl::StrCat("tensor<", size, "xf32>");
+  return absl::StrCat("module @add_one { func.func public @main(%a: ", type,
+                      donates ? " {tf.aliasing_output = 0 : i32}" : "", ") -> ", type,
+                      " {\n %one = stablehlo.constant dense<1.0> : ", type, "\n %0 = stablehlo.add %a, %one : ", type,
+                      "\n return %0 : ", type, "\n } }");
+}
+
+constexpr char kAdd[] = R"(
+module @add {
+  func.func public @main(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.add %a, %b : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+})";
+
+// Each of four devices holds 2 of 8 numbers. The sum of all (an all-reduce), and every number plus one.
+constexpr char kSum[] = R"(
+module @sum attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"})
+      -> (tensor<f32> {mhlo.sharding = "{replicated}"}, tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %one = stablehlo.constant dense<1.0> : tensor<8xf32>
+    %0 = stablehlo.reduce(%a init: %zero) applies stablehlo.add across dimensions = [0]
+        : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
+    %1 = stablehlo.add %a, %one : tensor<8xf32>
+    return %0, %1 : tensor<f32>, tensor<8xf32>
+  }
+})";
+
+// The same devices, but none needs another.
+constexpr char kApart[] = R"(
+module @apart attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"})
+      -> (tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}) {
+    %1 = stablehlo.add %a, %a : tensor<8xf32>
+    return %1 : tensor<8xf32>
+  }
+})";
+
+// What a callback brings, once. Copies are the same answer.
+template <typename T>
+class Answer {
+ public:
+  void operator()(T value) const {
+    absl::MutexLock lock(&state_->mu);
+    ++state_->times;
+    state_->thread = std::this_thread::get_id();
+    if (!state_->value) state_->value.emplace(std::move(value));
+  }
+  bool done() const {
+    absl::MutexLock lock(&state_->mu);
+    return state_->value.has_value();
+  }
+  int times() const {
+    absl::MutexLock lock(&state_->mu);
+    return state_->times;
+  }
+  std::thread::id thread() const {
+    absl::MutexLock lock(&state_->mu);
+    return state_->thread;
+  }
+  const T& Wait() const {
+    absl::MutexLock lock(&state_->mu);
+    auto here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) { return state_->value.has_value(); };
+    state_->mu.Await(absl::Condition(&here));
+    return *state_->value;
+  }
+  // The value may be changed or dropped by the test's thread alone.
+  T Steal() const {
+    Wait();
+    absl::MutexLock lock(&state_->mu);
+    return std::move(*state_->value);
+  }
+
+ private:
+  struct State {
+    absl::Mutex mu;
+    std::optional<T> value ABSL_GUARDED_BY(mu);
+    int times ABSL_GUARDED_BY(mu) = 0;
+    std::thread::id thread ABSL_GUARDED_BY(mu);
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+using ReadAnswer = Answer<absl::StatusOr<base::HostBytes>>;
+using StatusAnswer = Answer<absl::Status>;
+
+template <typename T = float>
+std::vector<T> Values(const base::HostBytes& bytes) {
+  std::vector<T> values(static_cast<size_t>(bytes.size) / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data, values.size() * sizeof(T));
+  return values;
+}
+
+BufferNames One(BufferId id) { return {id, 1, {}}; }
+
+class WorkerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* plugin = std::getenv("HELMWAY_PJRT_PLUGIN");
+    ASSERT_NE(plugin, nullptr) << "HELMWAY_PJRT_PLUGIN is not set: configure with "
+                                  "-DHELMWAY_PJRT_PLUGIN=/path/of/pjrt_c_api_cpu_plugin.so";
+    auto worker = Worker::Create({.plugin_path = plugin,
+                                  .virtual_devices = 4,
+                                  .slice_index = 3,
+                                  .task_index = 5,
+                                  .host_memory = pool_});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    worker_ = *std::move(worker);
+    for (const cluster::DeviceInfo& device : worker_->info().devices) devices_.push_back(device.id);
+    ASSERT_EQ(devices_.size(), 4u);
+    session_ = OpenSession();
+  }
+  void TearDown() override {
+    for (const auto& session : sessions_) session->Close();
+    session_.reset();
+    sessions_.clear();
+    worker_.reset();
+  }
+
+  std::shared_ptr<SessionLink> OpenSession() {
+    sessions_.push_back(worker_->OpenSession(sessions_.size() + 1));
+    return sessions_.back();
+  }
+
+  template <typename T>
+  base::HostBytes Bytes(const std::vector<T>& values) {
+    auto block = pool_->Allocate(static_cast<int64_t>(values.size() * sizeof(T)));
+    EXPECT_TRUE(block.ok()) << block.status();
+    if (!values.empty()) std::memcpy(block->data, values.data(), values.size() * sizeof(T));
+    return (*std::move(block)).Finish();
+  }
+
+  static void Declare(SessionLink& session, BufferId id, DeviceId device = 0) {
+    session.Declare({.targets = {{id, device}}});
+  }
+  cluster::HostContents Contents(BufferId id, const std::vector<float>& values, DeviceId device = 0) {
+    cluster::HostContents contents;
+    contents.targets = {{id, device}};
+    contents.element_type = kF32;
+    contents.dims = {static_cast<int64_t>(values.size())};
+    contents.bytes = Bytes(values);
+    return contents;
+  }
+  void Put(SessionLink& session, BufferId id, const std::vector<float>& values, DeviceId device = 0) {
+    Declare(session, id, device);
+    session.Fill(Contents(id, values, device));
+  }
+  // Eight numbers over four devices under the names first ... first + 3.
+  void PutSharded(SessionLink& session, BufferId first, const std::vector<float>& values) {
+    for (size_t i = 0; i < 4; ++i) {
+      Put(session, first + i, {values[2 * i], values[2 * i + 1]}, devices_[i]);
+    }
+  }
+
+  static ReadAnswer StartRead(SessionLink& session, BufferId id, cluster::ReadFormat format = {}) {
+    ReadAnswer answer;
+    session.Read(id, std::move(format), answer);
+    return answer;
+  }
+  template <typename T = float>
+  static absl::StatusOr<std::vector<T>> Read(SessionLink& session, BufferId id, cluster::ReadFormat format = {}) {
+    const ReadAnswer answer = StartRead(session, id, std::move(format));
+    const auto& bytes = answer.Wait();
+    if (!bytes.ok()) return bytes.status();
+    return Values<T>(*bytes);
+  }
+  template <typename T = float>
+  static std::vector<T> ReadOk(SessionLink& session, BufferId id) {
+    auto values = Read<T>(session, id);
+    EXPECT_TRUE(values.ok()) << values.status();
+    return values.value_or(std::vector<T>());
+  }
+  static StatusAnswer Await(SessionLink& session, const std::vector<BufferNames>& buffers) {
+    StatusAnswer answer;
+    session.Await(buffers, answer);
+    return answer;
+  }
+
+  static absl::StatusOr<cluster::CompiledProgram> Compile(SessionLink& session, cluster::ExecutableId id,
+                                                          const std::string& code, const std::vector<int>& devices = {0}) {
+    Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
+    session.Compile({.executable = id,
+                     .code = code,
+                     .options = pjrt::TestCompileOptions(static_cast<int>(devices.size()), devices)},
+                    answer);
+    auto compiled = answer.Steal();
+    EXPECT_NE(answer.thread(), std::this_thread::get_id());
+    return compiled;
+  }
+  static void CompileOk(SessionLink& session, cluster::ExecutableId id, const std::string& code,
+                        const std::vector<int>& devices = {0}) {
+    auto compiled = Compile(session, id, code, devices);
+    ASSERT_TRUE(compiled.ok()) << compiled.status();
+    EXPECT_EQ(compiled->devices, devices);
+  }
+
+  struct Run {
+    cluster::ExecutableId executable = 1;
+    std::vector<BufferNames> arguments;
+    std::vector<BufferNames> results;
+    std::vector<int32_t> donated = {};
+    std::vector<int32_t> kept = {};
+    bool held = false;
+  };
+  // Returns the answer of on_done.
+  StatusAnswer Execute(SessionLink& session, Run run, cluster::LaunchId id = 0) {
+    StatusAnswer answer;
+    cluster::Launch launch;
+    launch.id = id != 0 ? id : next_launch_++;
+    launch.executable = run.executable;
+    launch.arguments = std::move(run.arguments);
+    launch.results = std::move(run.results);
+    launch.donated = std::move(run.donated);
+    launch.kept = std::move(run.kept);
+    launch.held = run.held;
+    launch.on_done = answer;
+    session.Execute(std::move(launch));
+    return answer;
+  }
+
+  // A new session runs a program whose devices talk to each other, and gets the right numbers.
+  void ExpectCollectivesRun() {
+    auto session = OpenSession();
+    CompileOk(*session, 1, kSum, {0, 1, 2, 3});
+    PutSharded(*session, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+    const StatusAnswer done = Execute(*session, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}, {15, 4, {}}}});
+    EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+    EXPECT_THAT(ReadOk(*session, 11), ElementsAre(36));
+    EXPECT_THAT(ReadOk(*session, 18), ElementsAre(8, 9));
+  }
+
+  const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
+  std::unique_ptr<Worker> worker_;
+  std::vector<std::shared_ptr<SessionLink>> sessions_;
+  std::shared_ptr<SessionLink> session_;
+  std::vector<DeviceId> devices_;
+  cluster::LaunchId next_launch_ = 1000;
+};
+
+// ---- The worker ----------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, DescribesItsDevices) {
+  const cluster::WorkerInfo& info = worker_->info();
+  EXPECT_EQ(info.platform_name, "cpu");
+  for (const cluster::DeviceInfo& device : info.devices) {
+    EXPECT_EQ(std::get<int64_t>(device.attributes.at("slice_index").value), 3);
+    EXPECT_EQ(std::get<int64_t>(device.attributes.at("virtual_task_index").value), 5);
+    ASSERT_TRUE(device.default_memory.has_value());
+    EXPECT_THAT(device.memories, ::testing::Contains(*device.default_memory));
+  }
+  for (const cluster::MemoryInfo& memory : info.memories) EXPECT_FALSE(memory.devices.empty());
+}
+
+TEST_F(WorkerTest, KnowsDefaultLayoutsAndAssignments) {
+  auto layout = worker_->DefaultLayout(kF32, {2, 3});
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(*layout, "{1,0}");
+  EXPECT_EQ(worker_->DefaultLayout(kF32, {}).value_or("?"), "{}");
+  EXPECT_FALSE(worker_->DefaultLayout(/*type=*/12345, {2}).ok());
+  auto assignment = worker_->DefaultDeviceAssignment(2, 2);
+  ASSERT_TRUE(assignment.ok()) << assignment.status();
+  EXPECT_EQ(assignment->size(), 4u);
+}
+
+TEST(Worker, NamesAPluginThatIsNotThere) {
+  auto worker = Worker::Create({.plugin_path = "/nowhere/plugin.so",
+                                .host_memory = std::make_shared<base::HostMemoryPool>(0)});
+  ASSERT_FALSE(worker.ok());
+  EXPECT_THAT(std::string(worker.status().message()), HasSubstr("/nowhere/plugin.so"));
+}
+
+// ---- Bytes in and out ----------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, ReadsWhatItWasFilledWith) {
+  Put(*session_, 1, {1, 2, 3});
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
+}
+
+TEST_F(WorkerTest, AReadWaitsForTheBytes) {
+  Declare(*session_, 1);
+  const ReadAnswer read = StartRead(*session_, 1);
+  const StatusAnswer ready = Await(*session_, {One(1)});
+  EXPECT_FALSE(read.done());
+  EXPECT_FALSE(ready.done());
+  session_->Fill(Contents(1, {7}));
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  EXPECT_THAT(Values(*read.Wait()), ElementsAre(7));
+  EXPECT_TRUE(ready.Wait().ok());
+  EXPECT_EQ(read.times(), 1);
+}
+
+TEST_F(WorkerTest, ScalarsAndEmptyArrays) {
+  cluster::HostContents scalar = Contents(1, {5});
+  scalar.dims = {};
+  Declare(*session_, 1);
+  session_->Fill(std::move(scalar));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(5));
+
+  cluster::HostContents empty = Contents(2, {});
+  empty.dims = {0, 3};
+  Declare(*session_, 2);
+  session_->Fill(std::move(empty));
+  EXPECT_THAT(ReadOk(*session_, 2), IsEmpty());
+  EXPECT_TRUE(Read(*session_, 2, {.byte_strides = std::vector<int64_t>{4, 8}}).ok());
+}
+
+TEST_F(WorkerTest, NarrowTypesTakeAByteEach) {
+  cluster::HostContents contents;
+  contents.targets = {{1, 0}};
+  contents.element_type = kS4;
+  contents.dims = {5};
+  contents.bytes = Bytes<uint8_t>({1, 2, 3, 4, 7});
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  auto values = Read<uint8_t>(*session_, 1);
+  ASSERT_TRUE(values.ok()) << values.status();
+  ASSERT_EQ(values->size(), 5u);
+  for (uint8_t& value : *values) value &= 15;
+  EXPECT_THAT(*values, ElementsAre(1, 2, 3, 4, 7));
+}
+
+TEST_F(WorkerTest, OneBufferForSeveralDevices) {
+  cluster::HostContents contents = Contents(10, {1, 2, 3, 4});
+  contents.targets.clear();
+  for (size_t i = 0; i < 4; ++i) contents.targets.push_back({10 + i, devices_[i]});
+  session_->Declare({.targets = contents.targets});
+  session_->Fill(std::move(contents));
+  for (BufferId id = 10; id < 14; ++id) EXPECT_THAT(ReadOk(*session_, id), ElementsAre(1, 2, 3, 4));
+
+  // A run that consumes one of them leaves the others alone.
+  CompileOk(*session_, 1, AddOne(4, /*donates=*/true));
+  Execute(*session_, {.arguments = {One(10)}, .results = {One(20)}, .donated = {0}});
+  EXPECT_THAT(ReadOk(*session_, 20), ElementsAre(2, 3, 4, 5));
+  for (BufferId id = 11; id < 14; ++id) EXPECT_THAT(ReadOk(*session_, id), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(WorkerTest, StridedFill) {
+  // Column-major in the host: element (i, j) at 4 * i + 8 * j.
+  cluster::HostContents contents = Contents(1, {0, 10, 1, 11, 2, 12});
+  contents.dims = {2, 3};
+  contents.byte_strides = std::vector<int64_t>{4, 8};
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(0, 1, 2, 10, 11, 12));
+}
+
+TEST_F(WorkerTest, StridedFillWithGaps) {
+  cluster::HostContents contents = Contents(1, {1, -1, 2, -1, 3});
+  contents.dims = {3};
+  contents.byte_strides = std::vector<int64_t>{8};
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
+}
+
+TEST_F(WorkerTest, LargeStridedFill) {
+  constexpr int64_t kSide = 512;  // 1 MiB, which the calling thread shall not repack itself
+  std::vector<float> transposed(kSide * kSide);
+  for (int64_t i = 0; i < kSide; ++i) {
+    for (int64_t j = 0; j < kSide; ++j) transposed[static_cast<size_t>(j * kSide + i)] = static_cast<float>(i * kSide + j);
+  }
+  cluster::HostContents contents = Contents(1, transposed);
+  contents.dims = {kSide, kSide};
+  contents.byte_strides = std::vector<int64_t>{4, 4 * kSide};
+  ASSERT_TRUE(FillIsSlow(contents));
+  Declare(*session_, 1);
+  const ReadAnswer read = StartRead(*session_, 1);
+  session_->Fill(std::move(contents));
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  const std::vector<float> values = Values(*read.Wait());
+  ASSERT_EQ(values.size(), transposed.size());
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
+}
+
+TEST_F(WorkerTest, StridedRead) {
+  cluster::HostContents contents = Contents(1, {0, 1, 2, 10, 11, 12});
+  contents.dims = {2, 3};
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  auto transposed = Read(*session_, 1, {.byte_strides = std::vector<int64_t>{4, 8}});
+  ASSERT_TRUE(transposed.ok()) << transposed.status();
+  EXPECT_THAT(*transposed, ElementsAre(0, 10, 1, 11, 2, 12));
+  // Gaps are zeros.
+  auto gaps = Read(*session_, 1, {.byte_strides = std::vector<int64_t>{16, 4}});
+  ASSERT_TRUE(gaps.ok()) << gaps.status();
+  EXPECT_THAT(*gaps, ElementsAre(0, 1, 2, 0, 10, 11, 12));
+  EXPECT_EQ(Read(*session_, 1, {.byte_strides = std::vector<int64_t>{4}}).status().code(), kInvalid);
+}
+
+TEST_F(WorkerTest, ADeviceLayoutDoesNotChangeWhatIsRead) {
+  cluster::HostContents contents = Contents(1, {0, 1, 2, 10, 11, 12});
+  contents.dims = {2, 3};
+  contents.minor_to_major = std::vector<int64_t>{0, 1};
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(0, 1, 2, 10, 11, 12));
+}
+
+TEST_F(WorkerTest, FillsThatCannotBeDoneAreErrorsOfTheBuffer) {
+  Declare(*session_, 1);
+  session_->Fill(Contents(1, {1}, /*device=*/99));
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+
+  cluster::HostContents no_memory = Contents(2, {1});
+  no_memory.memory_kind = "drum";
+  Declare(*session_, 2);
+  session_->Fill(std::move(no_memory));
+  auto read = Read(*session_, 2);
+  EXPECT_EQ(read.status().code(), kInvalid);
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("drum"));
+
+  cluster::HostContents no_type = Contents(3, {1});
+  no_type.element_type = 12345;
+  Declare(*session_, 3);
+  session_->Fill(std::move(no_type));
+  EXPECT_FALSE(Read(*session_, 3).ok());
+}
+
+TEST_F(WorkerTest, FillOfADeletedOrUnknownBufferIsSkipped) {
+  Declare(*session_, 1);
+  session_->Delete({One(1)});
+  session_->Fill(Contents(1, {1}));
+  session_->Fail({{1, 0}, {2, 0}}, absl::DataLossError("x"));
+  session_->Fill(Contents(3, {1}));
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+  EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
+}
+
+TEST_F(WorkerTest, AHeldReadOutlivesItsBuffer) {
+  std::vector<float> values(kLarge);
+  std::iota(values.begin(), values.end(), 0.0f);
+  Put(*session_, 1, values);
+  const ReadAnswer read = StartRead(*session_, 1);
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  session_->Delete({One(1)});
+  session_->Close();
+  EXPECT_EQ(Values(*read.Wait()), values);
+  EXPECT_TRUE(read.Steal().ok());  // let go of it before the worker ends
+}
+
+// ---- Launches ------------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, RunsAProgram) {
+  CompileOk(*session_, 1, kAdd);
+  Put(*session_, 1, {1, 2, 3, 4});
+  Put(*session_, 2, {10, 20, 30, 40});
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1), One(2)}, .results = {One(3)}});
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  EXPECT_NE(done.thread(), std::this_thread::get_id());
+  EXPECT_THAT(ReadOk(*session_, 3), ElementsAre(11, 22, 33, 44));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(done.times(), 1);
+}
+
+TEST_F(WorkerTest, AProgramSaysWhatItIs) {
+  auto compiled = Compile(*session_, 1, kSum, {3, 2, 1, 0});
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  EXPECT_THAT(compiled->name, HasSubstr("sum"));
+  EXPECT_EQ(compiled->num_replicas, 1);
+  EXPECT_EQ(compiled->num_partitions, 4);
+  EXPECT_THAT(compiled->devices, ElementsAre(3, 2, 1, 0));
+  EXPECT_THAT(compiled->output_memory_kinds, ElementsAre("device", "device"));
+  EXPECT_THAT(compiled->optimized_hlo, Not(IsEmpty()));
+  EXPECT_TRUE(compiled->memory_stats.ok()) << compiled->memory_stats.status();
+}
+
+TEST_F(WorkerTest, ALaunchWaitsForItsInput) {
+  CompileOk(*session_, 1, AddOne(1));
+  Declare(*session_, 1);
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  const ReadAnswer read = StartRead(*session_, 2);
+  EXPECT_FALSE(done.done());
+  EXPECT_FALSE(read.done());
+  session_->Fill(Contents(1, {1}));
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  EXPECT_THAT(Values(*read.Wait()), ElementsAre(2));
+  EXPECT_TRUE(done.Wait().ok());
+}
+
+TEST_F(WorkerTest, AHeldLaunchLetsOthersGoFirst) {
+  CompileOk(*session_, 1, AddOne(1));
+  Declare(*session_, 1);
+  const StatusAnswer held =
+      Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .held = true}, /*id=*/77);
+  const ReadAnswer read = StartRead(*session_, 2);
+
+  // Another session uses the same device meanwhile.
+  auto other = OpenSession();
+  CompileOk(*other, 2, AddOne(1));
+  Put(*other, 1, {5});
+  EXPECT_TRUE(Execute(*other, {.executable = 2, .arguments = {One(1)}, .results = {One(2)}}).Wait().ok());
+  EXPECT_THAT(ReadOk(*other, 2), ElementsAre(6));
+
+  EXPECT_FALSE(held.done());
+  session_->Fill(Contents(1, {1}));
+  EXPECT_FALSE(held.done());
+  session_->ReleaseLaunch(78);  // no such launch
+  session_->ReleaseLaunch(77);
+  EXPECT_TRUE(held.Wait().ok()) << held.Wait();
+  session_->ReleaseLaunch(77);
+  EXPECT_THAT(Values(*read.Wait()), ElementsAre(2));
+  EXPECT_EQ(held.times(), 1);
+}
+
+TEST_F(WorkerTest, AChainOfManyLaunches) {
+  CompileOk(*session_, 1, AddOne(3));
+  Put(*session_, 1, {0, 100, 200});
+  std::vector<StatusAnswer> done;
+  for (BufferId i = 1; i <= 200; ++i) {
+    done.push_back(Execute(*session_, {.arguments = {One(i)}, .results = {One(i + 1)}}));
+  }
+  EXPECT_THAT(ReadOk(*session_, 201), ElementsAre(200, 300, 400));
+  EXPECT_THAT(ReadOk(*session_, 100), ElementsAre(99, 199, 299));
+  for (const StatusAnswer& answer : done) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+}
+
+TEST_F(WorkerTest, AChainOverDevices) {
+  for (int d = 0; d < 4; ++d) CompileOk(*session_, static_cast<cluster::ExecutableId>(d + 1), AddOne(1), {d});
+  Put(*session_, 1, {0});
+  BufferId next = 1;
+  for (int round = 0; round < 25; ++round) {
+    for (size_t d = 0; d < 4; ++d) {
+      Execute(*session_, {.executable = d + 1, .arguments = {One(next)}, .results = {One(next + 1)}});
+      session_->Copy({.sources = One(next + 1), .results = One(next + 2), .devices = {devices_[(d + 1) % 4]}, .memory_kind = ""});
+      next += 2;
+    }
+  }
+  EXPECT_THAT(ReadOk(*session_, next), ElementsAre(100));
+}
+
+TEST_F(WorkerTest, DeletedWhileInUse) {
+  CompileOk(*session_, 1, AddOne(kLarge));
+  Put(*session_, 1, std::vector<float>(kLarge, 1));
+  for (BufferId i = 1; i <= 50; ++i) {
+    Execute(*session_, {.arguments = {One(i)}, .results = {One(i + 1)}});
+    session_->Delete({One(i)});
+  }
+  const ReadAnswer read = StartRead(*session_, 51);
+  session_->Copy({.sources = One(51), .results = One(52), .devices = {1}, .memory_kind = ""});
+  session_->Delete({One(51), One(400)});
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  EXPECT_THAT(Values(*read.Wait()), Each(51));
+  EXPECT_THAT(ReadOk(*session_, 52), Each(51));
+  EXPECT_EQ(Read(*session_, 51).status().code(), kInvalid);
+  EXPECT_TRUE(read.Steal().ok());
+}
+
+TEST_F(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
+  Declare(*session_, 1);
+  const ReadAnswer read = StartRead(*session_, 1);
+  session_->Delete({One(1)});
+  session_->Close();
+  ASSERT_TRUE(read.done()) << "callbacks run once, also when the buffer was deleted before its bytes came";
+  EXPECT_THAT(read.Wait().status().code(), AnyOf(kCancelled, kInvalid));
+}
+
+// ---- Donation ------------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, AChainOfDonations) {
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  Put(*session_, 1, std::vector<float>(kLarge, 0));
+  for (BufferId i = 1; i <= 100; ++i) {
+    Execute(*session_, {.arguments = {One(i)}, .results = {One(i + 1)}, .donated = {0}});
+  }
+  EXPECT_THAT(ReadOk(*session_, 101), Each(100));
+}
+
+TEST_F(WorkerTest, UseAfterDonationFails) {
+  CompileOk(*session_, 1, AddOne(2, /*donates=*/true));
+  Put(*session_, 1, {1, 2});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}});
+  // Whether the run is over or not.
+  for (int i = 0; i < 2; ++i) {
+    auto read = Read(*session_, 1);
+    EXPECT_EQ(read.status().code(), kInvalid);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("deleted or donated"));
+    const BufferId run = 10 + static_cast<BufferId>(i), copy = 20 + static_cast<BufferId>(i);
+    EXPECT_EQ(Execute(*session_, {.arguments = {One(1)}, .results = {One(run)}, .donated = {0}}).Wait().code(), kInvalid);
+    EXPECT_EQ(Read(*session_, run).status().code(), kInvalid);
+    session_->Copy({.sources = One(1), .results = One(copy), .devices = {1}, .memory_kind = ""});
+    EXPECT_EQ(Read(*session_, copy).status().code(), kInvalid);
+    EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2, 3));
+  }
+}
+
+TEST_F(WorkerTest, DonationWhileAReadIsHeld) {
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  Put(*session_, 1, std::vector<float>(kLarge, 1));
+  const ReadAnswer read = StartRead(*session_, 1);
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}});
+  EXPECT_THAT(ReadOk(*session_, 2), Each(2));
+  EXPECT_THAT(Values(*read.Wait()), Each(1));
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+  EXPECT_TRUE(read.Steal().ok());
+}
+
+TEST_F(WorkerTest, DonationAfterAReadThatIsNotOver) {
+  for (const int64_t size : {int64_t{2}, kLarge}) {
+    SCOPED_TRACE(size);
+    auto session = OpenSession();
+    CompileOk(*session, 1, AddOne(size, /*donates=*/true));
+    Declare(*session, 1);
+    const ReadAnswer read = StartRead(*session, 1);
+    session->Copy({.sources = One(1), .results = One(3), .devices = {2}, .memory_kind = ""});
+    Execute(*session, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}, .held = true}, /*id=*/5);
+    session->Fill(Contents(1, std::vector<float>(static_cast<size_t>(size), 1)));
+    session->ReleaseLaunch(5);
+    EXPECT_THAT(ReadOk(*session, 2), Each(2));
+    ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+    EXPECT_THAT(Values(*read.Wait()), Each(1));
+    EXPECT_THAT(ReadOk(*session, 3), Each(1));
+    EXPECT_TRUE(read.Steal().ok());
+  }
+}
+
+TEST_F(WorkerTest, KeptArgumentsSurvive) {
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  Put(*session_, 1, std::vector<float>(kLarge, 1));
+  // Numbers that are no arguments change nothing.
+  EXPECT_TRUE(
+      Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .kept = {-1, 0, 1000}}).Wait().ok());
+  EXPECT_THAT(ReadOk(*session_, 2), Each(2));
+  EXPECT_THAT(ReadOk(*session_, 1), Each(1));
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(3)}, .kept = {0}});
+  EXPECT_THAT(ReadOk(*session_, 3), Each(2));
+}
+
+TEST_F(WorkerTest, TheHostsBytesAreTheReadersOwn) {
+  // The buffer lies in the host block; a run that consumes it may write there, but only there.
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  cluster::HostContents contents = Contents(1, std::vector<float>(kLarge, 1));
+  base::HostBytes shared = contents.bytes;
+  contents.bytes.exclusive = false;
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}});
+  EXPECT_THAT(ReadOk(*session_, 2), Each(2));
+  EXPECT_THAT(Values(shared), Each(1));
+}
+
+// ---- Errors as values ----------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, TheFirstCauseReachesEveryUse) {
+  CompileOk(*session_, 1, kAdd);
+  Put(*session_, 1, {1, 2, 3, 4});
+  for (const bool fail_first : {true, false}) {
+    SCOPED_TRACE(fail_first);
+    const BufferId base = fail_first ? 100 : 200;
+    const absl::Status cause = absl::DataLossError("the upload broke off");
+    Declare(*session_, base);
+    if (fail_first) session_->Fail({{base, 0}}, cause);
+    std::vector<StatusAnswer> done;
+    for (BufferId i = base; i < base + 5; ++i) {
+      done.push_back(Execute(*session_, {.arguments = {One(1), One(i)}, .results = {One(i + 1)}}));
+    }
+    session_->Copy({.sources = One(base + 5), .results = One(base + 6), .devices = {1}, .memory_kind = ""});
+    if (!fail_first) session_->Fail({{base, 0}}, cause);
+    for (const StatusAnswer& answer : done) EXPECT_EQ(answer.Wait(), cause);
+    for (BufferId i = base; i <= base + 6; ++i) {
+      EXPECT_EQ(Read(*session_, i).status(), cause) << i;
+      EXPECT_EQ(Await(*session_, {One(i)}).Wait(), cause) << i;
+    }
+    // Failing or filling again changes nothing.
+    session_->Fail({{base, 0}}, absl::InternalError("later"));
+    EXPECT_EQ(Read(*session_, base).status(), cause);
+  }
+  // The device is well.
+  Execute(*session_, {.arguments = {One(1), One(1)}, .results = {One(300)}});
+  EXPECT_THAT(ReadOk(*session_, 300), ElementsAre(2, 4, 6, 8));
+}
+
+TEST_F(WorkerTest, OneFailedShardFailsACollectiveOnAllDevices) {
+  CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
+  const absl::Status cause = absl::DataLossError("a shard is lost");
+  for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
+  Declare(*session_, 13, devices_[3]);
+  const StatusAnswer sum = Execute(*session_, {.arguments = {{10, 4, {}}}, .results = {{20, 4, {}}, {24, 4, {}}}});
+  session_->Fail({{13, devices_[3]}}, cause);
+  EXPECT_EQ(sum.Wait(), cause);
+  for (BufferId i = 20; i < 28; ++i) EXPECT_EQ(Read(*session_, i).status(), cause) << i;
+  ExpectCollectivesRun();
+}
+
+// XLA's CPU client lets no program with several devices begin before every device of the one before has been
+// called: a part that is left out would stop them all.
+TEST_F(WorkerTest, OneFailedShardDoesNotStopLaterPrograms) {
+  CompileOk(*session_, 2, kApart, {0, 1, 2, 3});
+  const absl::Status cause = absl::DataLossError("a shard is lost");
+  for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
+  Declare(*session_, 13, devices_[3]);
+  const StatusAnswer apart = Execute(*session_, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
+  session_->Fail({{13, devices_[3]}}, cause);
+  EXPECT_EQ(apart.Wait(), cause);
+  EXPECT_EQ(Read(*session_, 33).status(), cause);
+  ExpectCollectivesRun();
+}
+
+TEST_F(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
+  for (int round = 0; round < 5; ++round) {
+    auto session = OpenSession();
+    CompileOk(*session, 2, kApart, {0, 1, 2, 3});
+    for (BufferId i = 0; i < 3; ++i) Put(*session, 10 + i, {1, 2}, devices_[i]);
+    Declare(*session, 13, devices_[3]);
+    const StatusAnswer apart = Execute(*session, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
+    // Three devices may have begun when the fourth learns that its shard will not come.
+    session->Close();
+    EXPECT_EQ(apart.Wait().code(), kCancelled);
+  }
+  ExpectCollectivesRun();
+}
+
+TEST_F(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
+  EXPECT_TRUE(Await(*session_, {}).Wait().ok());
+  Declare(*session_, 1);
+  Declare(*session_, 2);
+  Declare(*session_, 3);
+  session_->Fail({{3, 0}}, absl::NotFoundError("three"));
+  const StatusAnswer forth = Await(*session_, {{1, 3, {}}});
+  const StatusAnswer back = Await(*session_, {One(3), {0, 0, {2, 1}}});
+  EXPECT_FALSE(forth.done());
+  session_->Fail({{2, 0}}, absl::DataLossError("two"));
+  EXPECT_FALSE(forth.done()) << "it waits for all";
+  EXPECT_FALSE(back.done());
+  session_->Fill(Contents(1, {1}));
+  EXPECT_EQ(forth.Wait().code(), kDataLoss);
+  EXPECT_EQ(back.Wait().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Await(*session_, {One(1), One(99), One(2)}).Wait().code(), kInvalid);
+}
+
+// ---- Copies --------------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
+  Put(*session_, 1, {1, 2}, devices_[0]);
+  Put(*session_, 2, {3, 4}, devices_[1]);
+  session_->Copy({.sources = {1, 2, {}}, .results = {0, 0, {12, 11}}, .devices = {devices_[3], devices_[2]}, .memory_kind = ""});
+  EXPECT_THAT(ReadOk(*session_, 12), ElementsAre(1, 2));
+  EXPECT_THAT(ReadOk(*session_, 11), ElementsAre(3, 4));
+  // The sources are still there; the copies can be used where they are.
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2));
+  CompileOk(*session_, 1, AddOne(2), {3});
+  Execute(*session_, {.arguments = {One(12)}, .results = {One(13)}});
+  EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(2, 3));
+
+  BufferId next = 100;
+  for (const cluster::MemoryInfo& memory : worker_->info().memories) {
+    SCOPED_TRACE(memory.to_string);
+    session_->Copy({.sources = One(1), .results = One(next), .devices = {memory.devices[0]}, .memory_kind = memory.kind});
+    EXPECT_THAT(ReadOk(*session_, next), ElementsAre(1, 2));
+    session_->Copy({.sources = One(next), .results = One(next + 1), .devices = {devices_[1]}, .memory_kind = ""});
+    EXPECT_THAT(ReadOk(*session_, next + 1), ElementsAre(1, 2));
+    next += 2;
+  }
+}
+
+TEST_F(WorkerTest, FillsInAnyMemory) {
+  BufferId next = 1;
+  for (const cluster::MemoryInfo& memory : worker_->info().memories) {
+    SCOPED_TRACE(memory.to_string);
+    cluster::HostContents contents = Contents(next, {1, 2}, memory.devices[0]);
+    contents.memory_kind = memory.kind;
+    Declare(*session_, next, memory.devices[0]);
+    session_->Fill(std::move(contents));
+    EXPECT_THAT(ReadOk(*session_, next), ElementsAre(1, 2));
+    ++next;
+  }
+}
+
+TEST_F(WorkerTest, ACopyWaitsForItsSource) {
+  Declare(*session_, 1);
+  session_->Copy({.sources = One(1), .results = One(2), .devices = {devices_[1]}, .memory_kind = ""});
+  session_->Copy({.sources = One(2), .results = One(3), .devices = {devices_[2]}, .memory_kind = ""});
+  const ReadAnswer read = StartRead(*session_, 3);
+  EXPECT_FALSE(read.done());
+  session_->Fill(Contents(1, {4}));
+  ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
+  EXPECT_THAT(Values(*read.Wait()), ElementsAre(4));
+}
+
+TEST_F(WorkerTest, CopiesThatCannotBeDone) {
+  Put(*session_, 1, {1});
+  session_->Copy({.sources = One(1), .results = One(2), .devices = {99}, .memory_kind = ""});
+  EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
+  session_->Copy({.sources = One(1), .results = One(3), .devices = {0}, .memory_kind = "drum"});
+  EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
+  session_->Copy({.sources = One(50), .results = One(4), .devices = {0}, .memory_kind = ""});
+  EXPECT_EQ(Read(*session_, 4).status().code(), kInvalid);
+}
+
+// ---- Names ---------------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, NamesBelongToOneSession) {
+  auto other = OpenSession();
+  Put(*session_, 1, {1});
+  CompileOk(*session_, 1, AddOne(1));
+  EXPECT_EQ(Read(*other, 1).status().code(), kInvalid);
+  other->Delete({One(1)});
+  other->Unload(1);
+  EXPECT_FALSE(Execute(*other, {.arguments = {One(1)}, .results = {One(2)}}).Wait().ok());
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2));
+}
+
+TEST_F(WorkerTest, UnknownNames) {
+  CompileOk(*session_, 1, AddOne(1));
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+  EXPECT_EQ(Await(*session_, {One(1)}).Wait().code(), kInvalid);
+  EXPECT_EQ(Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}}).Wait().code(), kInvalid);
+  EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
+  session_->Delete({One(1), {500, 1000, {}}});
+  session_->Unload(99);
+  // An unknown program fails its results and says so outside the call.
+  Put(*session_, 3, {1});
+  const StatusAnswer done = Execute(*session_, {.executable = 99, .arguments = {One(3)}, .results = {One(4)}});
+  EXPECT_FALSE(done.Wait().ok());
+  EXPECT_NE(done.thread(), std::this_thread::get_id());
+  EXPECT_FALSE(Read(*session_, 4).ok());
+}
+
+// ---- Programs ------------------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, ACompilerErrorKeepsItsText) {
+  auto compiled = Compile(*session_, 1, "module { func.func public @main() -> tensor<f32> { return %nothing : tensor<f32> } }");
+  ASSERT_FALSE(compiled.ok());
+  EXPECT_THAT(std::string(compiled.status().message()), HasSubstr("undeclared SSA value"));
+  EXPECT_FALSE(Compile(*session_, 2, "").ok());
+  EXPECT_FALSE(Compile(*session_, 3, kAdd, {77}).ok());
+  // Nothing is loaded under the name, which can be tried again.
+  EXPECT_FALSE(Execute(*session_, {.arguments = {}, .results = {One(1)}}).Wait().ok());
+  CompileOk(*session_, 1, kAdd);
+}
+
+TEST_F(WorkerTest, CostAnalysis) {
+  CompileOk(*session_, 1, kAdd);
+  Answer<absl::StatusOr<cluster::CostProperties>> known, unknown;
+  session_->CostAnalysis(1, known);
+  const auto& properties = known.Wait();
+  if (properties.ok()) {
+    EXPECT_THAT(*properties, Not(IsEmpty()));
+  } else {
+    EXPECT_EQ(properties.status().code(), absl::StatusCode::kUnimplemented) << properties.status();
+  }
+  session_->CostAnalysis(2, unknown);
+  EXPECT_EQ(unknown.Wait().status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(WorkerTest, UnloadedWhileItRuns) {
+  CompileOk(*session_, 1, AddOne(kLarge));
+  Declare(*session_, 1);
+  std::vector<StatusAnswer> done;
+  for (BufferId i = 1; i <= 50; ++i) {
+    done.push_back(Execute(*session_, {.arguments = {One(i)}, .results = {One(i + 1)}}));
+  }
+  session_->Unload(1);
+  session_->Fill(Contents(1, std::vector<float>(kLarge, 0)));
+  EXPECT_THAT(ReadOk(*session_, 51), Each(50));
+  for (const StatusAnswer& answer : done) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+  EXPECT_FALSE(Execute(*session_, {.arguments = {One(1)}, .results = {One(100)}}).Wait().ok());
+}
+
+TEST_F(WorkerTest, TwoSessionsOfCollectivesAtOnce) {
+  constexpr int kLaunches = 300;
+  std::vector<std::shared_ptr<SessionLink>> sessions = {OpenSession(), OpenSession()};
+  const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {3, 1, 0, 2}};
+  std::vector<std::vector<StatusAnswer>> done(2);
+  for (size_t s = 0; s < 2; ++s) {
+    CompileOk(*sessions[s], 1, kSum, orders[s]);
+    for (size_t i = 0; i < 4; ++i) {
+      Put(*sessions[s], 1 + i, {static_cast<float>(s), static_cast<float>(i)}, orders[s][i]);
+    }
+  }
+  // Result i of a session: its sums from 1000 + 4 * i on, its numbers from 100000 + 4 * i on.
+  std::vector<std::thread> threads;
+  for (size_t s = 0; s < 2; ++s) {
+    threads.emplace_back([&, s] {
+      BufferNames numbers{1, 4, {}};
+      for (uint64_t i = 0; i < kLaunches; ++i) {
+        StatusAnswer answer;
+        cluster::Launch launch;
+        launch.id = static_cast<cluster::LaunchId>(1 + 2 * i + s);
+        launch.executable = 1;
+        launch.arguments = {numbers};
+        numbers = {100000 + 4 * i, 4, {}};
+        launch.results = {{1000 + 4 * i, 4, {}}, numbers};
+        launch.on_done = answer;
+        sessions[s]->Execute(std::move(launch));
+        done[s].push_back(answer);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t s = 0; s < 2; ++s) {
+    const float first = static_cast<float>(4 * s + 6);
+    for (uint64_t i = 0; i < kLaunches; ++i) {
+      ASSERT_TRUE(done[s][i].Wait().ok()) << done[s][i].Wait();
+      for (uint64_t d = 0; d < 4; ++d) {
+        ASSERT_THAT(ReadOk(*sessions[s], 1000 + 4 * i + d), ElementsAre(first + 8 * static_cast<float>(i)));
+      }
+    }
+    EXPECT_THAT(ReadOk(*sessions[s], 100000 + 4 * (kLaunches - 1) + 3),
+                ElementsAre(static_cast<float>(s) + kLaunches, 3.0f + kLaunches));
+  }
+}
+
+TEST_F(WorkerTest, CollectivesBesideOtherPrograms) {
+  CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
+  CompileOk(*session_, 2, AddOne(2), {2});
+  PutSharded(*session_, 1, {0, 0, 0, 0, 0, 0, 0, 0});
+  BufferNames numbers{1, 4, {}};
+  for (uint64_t i = 0; i < 100; ++i) {
+    const BufferId base = 1000 + 20 * i;
+    Execute(*session_, {.arguments = {numbers}, .results = {{base, 4, {}}, {base + 4, 4, {}}}});
+    // Device 2 runs one more program on its shard.
+    Execute(*session_, {.executable = 2, .arguments = {One(base + 6)}, .results = {One(base + 8)}});
+    numbers = {0, 0, {base + 4, base + 5, base + 8, base + 7}};
+  }
+  // After each round 8 for all and 2 more for device 2.
+  EXPECT_THAT(ReadOk(*session_, 1000 + 20 * 99), ElementsAre(99 * 10));
+}
+
+// ---- The end of a session ------------------------------------------------------------------------------
+
+TEST_F(WorkerTest, CloseEndsWhatWaits) {
+  CompileOk(*session_, 1, AddOne(1));
+  Declare(*session_, 1);
+  Declare(*session_, 2);
+  const ReadAnswer pending = StartRead(*session_, 1);
+  const StatusAnswer await = Await(*session_, {One(1)});
+  const StatusAnswer held = Execute(*session_, {.arguments = {One(1)}, .results = {One(10)}, .held = true}, 5);
+  const ReadAnswer of_held = StartRead(*session_, 10);
+  const StatusAnswer queued = Execute(*session_, {.arguments = {One(2)}, .results = {One(11)}});
+  const ReadAnswer of_queued = StartRead(*session_, 11);
+  session_->Copy({.sources = One(2), .results = One(12), .devices = {1}, .memory_kind = ""});
+  const ReadAnswer of_copy = StartRead(*session_, 12);
+
+  session_->Close();
+  EXPECT_EQ(pending.Wait().status().code(), kCancelled);
+  EXPECT_EQ(await.Wait().code(), kCancelled);
+  EXPECT_EQ(held.Wait().code(), kCancelled);
+  EXPECT_EQ(of_held.Wait().status().code(), kCancelled);
+  EXPECT_EQ(queued.Wait().code(), kCancelled);
+  EXPECT_EQ(of_queued.Wait().status().code(), kCancelled);
+  EXPECT_EQ(of_copy.Wait().status().code(), kCancelled);
+  session_->Close();
+  for (const StatusAnswer& answer : {await, held, queued}) EXPECT_EQ(answer.times(), 1);
+  for (const ReadAnswer& answer : {pending, of_held, of_queued, of_copy}) EXPECT_EQ(answer.times(), 1);
+
+  // The device serves others.
+  auto other = OpenSession();
+  CompileOk(*other, 1, AddOne(1));
+  Put(*other, 1, {1});
+  Execute(*other, {.arguments = {One(1)}, .results = {One(2)}});
+  EXPECT_THAT(ReadOk(*other, 2), ElementsAre(2));
+}
+
+TEST_F(WorkerTest, CommandsAfterClose) {
+  CompileOk(*session_, 1, AddOne(1));
+  Put(*session_, 1, {1});
+  session_->Close();
+  Declare(*session_, 5);
+  session_->Fill(Contents(5, {1}));
+  session_->Fail({{5, 0}}, absl::DataLossError("x"));
+  session_->Copy({.sources = One(1), .results = One(6), .devices = {0}, .memory_kind = ""});
+  session_->Delete({One(1), One(5)});
+  session_->Unload(1);
+  session_->ReleaseLaunch(1);
+  EXPECT_EQ(Read(*session_, 1).status().code(), kCancelled);
+  EXPECT_EQ(Read(*session_, 5).status().code(), kCancelled);
+  EXPECT_EQ(Read(*session_, 6).status().code(), kCancelled);
+  EXPECT_EQ(Await(*session_, {One(1)}).Wait().code(), kCancelled);
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .held = true});
+  EXPECT_EQ(done.Wait().code(), kCancelled);
+  EXPECT_NE(done.thread(), std::this_thread::get_id());
+  EXPECT_EQ(Compile(*session_, 2, kAdd).status().code(), kCancelled);
+  Answer<absl::StatusOr<cluster::CostProperties>> cost;
+  session_->CostAnalysis(1, cost);
+  EXPECT_EQ(cost.Wait().status().code(), kCancelled);
+}
+
+TEST_F(WorkerTest, CloseWithCollectivesUnderWay) {
+  auto other = OpenSession();
+  CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
+  CompileOk(*other, 1, kSum, {0, 1, 2, 3});
+  PutSharded(*session_, 1, {1, 1, 1, 1, 1, 1, 1, 1});
+  PutSharded(*other, 1, {2, 2, 2, 2, 2, 2, 2, 2});
+  std::vector<StatusAnswer> mine, theirs;
+  for (uint64_t i = 0; i < 50; ++i) {
+    const BufferId base = 100 + 8 * i;
+    mine.push_back(Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
+    theirs.push_back(Execute(*other, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
+    if (i == 25) session_->Close();
+  }
+  for (const StatusAnswer& answer : mine) EXPECT_THAT(answer.Wait().code(), AnyOf(absl::StatusCode::kOk, kCancelled));
+  EXPECT_EQ(mine.back().Wait().code(), kCancelled);
+  for (const StatusAnswer& answer : theirs) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+  EXPECT_THAT(ReadOk(*other, 100 + 8 * 49), ElementsAre(16));
+}
+
+TEST_F(WorkerTest, OthersDoNotNoticeASessionThatIsDropped) {
+  {
+    auto dropped = worker_->OpenSession(999);
+    CompileOk(*dropped, 1, AddOne(1));
+    Declare(*dropped, 1);
+    Execute(*dropped, {.arguments = {One(1)}, .results = {One(2)}});
+  }
+  CompileOk(*session_, 1, AddOne(1));
+  Put(*session_, 1, {1});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2));
+}
+
+TEST_F(WorkerTest, ManyTypesRoundTrip) {
+  cluster::HostContents contents;
+  contents.targets = {{1, 0}};
+  contents.element_type = kS32;
+  contents.dims = {2, 2};
+  contents.bytes = Bytes<int32_t>({-1, 2, 1 << 30, 0});
+  Declare(*session_, 1);
+  session_->Fill(std::move(contents));
+  EXPECT_THAT(ReadOk<int32_t>(*session_, 1), ElementsAre(-1, 2, 1 << 30, 0));
+}
+
+}  // namespace
+}  // namespace helmway::worker
