@@ -78,7 +78,8 @@ class FakeWriter final : public HostBufferWriter {
   }
   absl::Status Finish() override {
     upload_->finished = true;
-    if (used_ != upload_->announced) return absl::DataLossError(absl::StrCat(used_, " of ", upload_->announced));
+    if (used_ != upload_->announced)
+      return absl::DataLossError(absl::StrCat(used_, " of ", upload_->announced));
     return absl::OkStatus();
   }
 
@@ -123,7 +124,8 @@ class FakeSession final : public SessionHandler {
     const auto it = buffers.find(handle);
     if (it == buffers.end()) return absl::NotFoundError("no buffer");
     auto owner = it->second;
-    return base::HostBytes{owner, reinterpret_cast<const uint8_t*>(owner->data()), static_cast<int64_t>(owner->size()), false};
+    return base::HostBytes{owner, reinterpret_cast<const uint8_t*>(owner->data()),
+                           static_cast<int64_t>(owner->size()), false};
   }
   absl::Status DeleteHostBuffer(uint64_t handle) override {
     absl::MutexLock lock(&mu);
@@ -160,9 +162,9 @@ class FakeManager final : public SessionManager {
     if (!request.has_max_version()) return absl::InvalidArgumentError("no versions");
     return request.max_version();
   }
-  absl::StatusOr<std::shared_ptr<SessionHandler>> OpenSession(const GrpcIfrtSessionMetadata& metadata,
-                                                              const std::string& peer,
-                                                              std::shared_ptr<SessionStream> stream) override {
+  absl::StatusOr<std::shared_ptr<SessionHandler>> OpenSession(
+      const GrpcIfrtSessionMetadata& metadata, const std::string& peer,
+      std::shared_ptr<SessionStream> stream) override {
     EXPECT_THAT(peer, StartsWith("ipv4:127.0.0.1:"));
     if (metadata.version().protocol_version() == 1) return absl::PermissionDeniedError("not you");
     absl::MutexLock lock(&mu);
@@ -206,8 +208,8 @@ class IfrtServiceTest : public ::testing::Test {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     arguments.SetMaxSendMessageSize(-1);
-    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()), grpc::InsecureChannelCredentials(),
-                                         arguments);
+    channel_ = grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
+                                         grpc::InsecureChannelCredentials(), arguments);
     stub_ = GrpcIfrtService::NewStub(channel_);
   }
   void TearDown() override {
@@ -247,7 +249,8 @@ class IfrtServiceTest : public ::testing::Test {
   }
 
   // An upload of these pieces under the announced size.
-  grpc::Status Store(uint64_t handle, int64_t announced, const std::vector<std::string>& pieces, uint64_t session = kSession) {
+  grpc::Status Store(uint64_t handle, int64_t announced, const std::vector<std::string>& pieces,
+                     uint64_t session = kSession) {
     grpc::ClientContext context;
     AddStoreMetadata(context, handle, announced, session);
     GrpcHostBufferStoreResponse response;
@@ -260,7 +263,8 @@ class IfrtServiceTest : public ::testing::Test {
     writer->WritesDone();
     return writer->Finish();
   }
-  static void AddStoreMetadata(grpc::ClientContext& context, uint64_t handle, int64_t announced, uint64_t session = kSession) {
+  static void AddStoreMetadata(grpc::ClientContext& context, uint64_t handle, int64_t announced,
+                               uint64_t session = kSession) {
     GrpcHostBufferStoreMetadata metadata;
     metadata.set_session_id(session);
     metadata.set_handle(handle);
@@ -300,7 +304,8 @@ class IfrtServiceTest : public ::testing::Test {
     return session->uploads[handle];
   }
 
-  absl::StatusOr<std::string> Lookup(uint64_t handle, uint64_t session = kSession, int64_t* pieces = nullptr) {
+  absl::StatusOr<std::string> Lookup(uint64_t handle, uint64_t session = kSession,
+                                     int64_t* pieces = nullptr) {
     grpc::ClientContext context;
     GrpcHostBufferLookupRequest request;
     request.set_session_id(session);
@@ -384,7 +389,9 @@ TEST_F(IfrtServiceTest, RequestsAndResponsesKeepTheirOrder) {
   {
     absl::MutexLock lock(&session->mu);
     // Some wait for their answer, some do not.
-    session->on_request = [stream = session->stream](uint64_t op_id) { stream->Send(Response(op_id), op_id % 3 != 0); };
+    session->on_request = [stream = session->stream](uint64_t op_id) {
+      stream->Send(Response(op_id), op_id % 3 != 0);
+    };
   }
   std::vector<uint64_t> expected;
   for (uint64_t i = 1; i <= 1000; ++i) {
@@ -622,9 +629,11 @@ TEST_F(UploadTest, OfASessionThatIsNotThere) {
 TEST_F(UploadTest, WithoutHeader) {
   grpc::ClientContext none, broken;
   GrpcHostBufferStoreResponse response;
-  EXPECT_EQ(stub_->HostBufferStore(&none, &response)->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(stub_->HostBufferStore(&none, &response)->Finish().error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
   broken.AddMetadata(std::string(wire::kHostBufferStoreMetadataKey), "\x09\x01");
-  EXPECT_EQ(stub_->HostBufferStore(&broken, &response)->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(stub_->HostBufferStore(&broken, &response)->Finish().error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(UploadTest, CancelledInTheMiddle) {
@@ -675,8 +684,15 @@ TEST_F(UploadTest, SeveralFieldsInOnePiece) {
   grpc::ClientContext context;
   AddStoreMetadata(context, 1, 5);
   // A message may be the concatenation of two; the later field would win if it were parsed.
-  EXPECT_TRUE(SendRaw(context, "HostBufferStore", "\x0a\x02" "ab" "\x0a\x03" "cde").ok());
-  EXPECT_EQ(UploadOf(1)->bytes, "abcde");
+  EXPECT_TRUE(SendRaw(context, "HostBufferStore",
+                      "\x0a\x02"
+                      "ab"
+                      "\x0a\x03"
+                      "cde")
+                  .ok());
+  auto upload = UploadOf(1);
+  upload->dropped.WaitForNotification();
+  EXPECT_EQ(upload->bytes, "abcde");
 }
 
 TEST_F(UploadTest, ALengthBeyondTheMessage) {

@@ -19,7 +19,7 @@ absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQue
   if (cancelled_->load(std::memory_order_relaxed)) return absl::CancelledError("the session has ended");
   for (const SlotRef& argument : part.arguments) {
     // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own work.
-    const bool wait = argument->producer != queue || program_->has_cross_device_ops || !argument->buffer;
+    const bool wait = argument->producer != queue || program_->starts_together() || !argument->buffer;
     if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
     }
@@ -50,10 +50,10 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   absl::Status status = PrepareInputs(part, queue);
   if (program_->has_cross_device_ops) {
     queue->WaitUntilIdle();
-    status = Meet(status);
   } else if (status.ok()) {
     queue->WaitForRoom();
   }
+  if (program_->starts_together()) status = Meet(status);
   if (!status.ok()) {
     part.arguments.clear();
     FinishPart(index, status);

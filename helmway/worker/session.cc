@@ -80,7 +80,9 @@ void Session::Declare(cluster::DeclareBuffers command) {
   absl::MutexLock lock(&mu_);
   if (closed_) return;
   for (const cluster::BufferTarget& target : command.targets) {
-    slots_[target.buffer] = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    SlotRef slot = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    slot->awaits_host = true;
+    slots_[target.buffer] = std::move(slot);
   }
 }
 
@@ -269,6 +271,12 @@ void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
       }
     }
   }
+  // Nothing can fill these any more, and somebody may wait for them.
+  for (const SlotRef& slot : dropped) {
+    if (slot->awaits_host && !slot->ready->done()) {
+      slot->ready->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
+    }
+  }
 }
 
 void Session::Read(cluster::BufferId buffer, cluster::ReadFormat format,
@@ -372,7 +380,9 @@ void Session::Unload(cluster::ExecutableId executable) {
 void Session::CostAnalysis(cluster::ExecutableId executable,
                            absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) {
   std::shared_ptr<const LoadedProgram> program = FindProgram(executable);
-  if (program == nullptr) return done(absl::NotFoundError(absl::StrCat("no executable ", executable)));
+  if (program == nullptr) {
+    return done(cancelled_->load() ? SessionEnded() : absl::NotFoundError(absl::StrCat("no executable ", executable)));
+  }
   absl::StatusOr<pjrt::AttributeMap> analysis = program->executable->CostAnalysis();
   if (!analysis.ok()) return done(analysis.status());
   cluster::CostProperties properties;

