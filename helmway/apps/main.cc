@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   using helmway::apps::Environment;
 
 #ifdef NDEBUG
-  // Abseil's mutexes look for lock cycles unless told otherwise; the tests do that, a server shall not pay for it.
+  // Abseil's mutexes look for lock cycles unless told otherwise; the tests do that, a server shall not pay
+  // for it.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #endif
 

@@ -7,7 +7,8 @@ namespace helmway::array {
 // The names that were made together, and how often each is shared.
 class Shards::Block {
  public:
-  Block(cluster::BufferId first, uint32_t count, ReleaseSink* sink) : first_(first), count_(count), sink_(sink) {}
+  Block(cluster::BufferId first, uint32_t count, ReleaseSink* sink)
+      : first_(first), count_(count), sink_(sink) {}
 
   cluster::BufferId first() const { return first_; }
 
@@ -116,7 +117,8 @@ cluster::BufferNames Shards::Names() const {
   }
   names.list.reserve(size_);
   for (const Segment& segment : segments_) {
-    for (uint32_t i = 0; i < segment.count; ++i) names.list.push_back(segment.block->first() + segment.offset + i);
+    for (uint32_t i = 0; i < segment.count; ++i)
+      names.list.push_back(segment.block->first() + segment.offset + i);
   }
   return names;
 }

@@ -19,10 +19,10 @@ namespace helmway::async {
 class ThreadPool {
  public:
   struct Options {
-    std::string name;                 // shown by debuggers; 15 characters at most are kept
+    std::string name;  // shown by debuggers; 15 characters at most are kept
     int threads = 1;
-    size_t max_queued = 1024;         // tasks that wait; running ones do not count
-    size_t stack_bytes = 0;           // 0 = the system's default
+    size_t max_queued = 1024;  // tasks that wait; running ones do not count
+    size_t stack_bytes = 0;    // 0 = the system's default
   };
   explicit ThreadPool(Options options);
   // Runs what is queued, then joins. Must not be called from one of its own threads.

@@ -58,7 +58,8 @@ struct HostMemoryPool::Cache {
   std::map<int64_t, std::vector<void*>> idle ABSL_GUARDED_BY(mu);
 };
 
-HostMemoryPool::HostMemoryPool(int64_t max_cached_bytes) : cache_(std::make_shared<Cache>(max_cached_bytes)) {}
+HostMemoryPool::HostMemoryPool(int64_t max_cached_bytes)
+    : cache_(std::make_shared<Cache>(max_cached_bytes)) {}
 HostMemoryPool::~HostMemoryPool() = default;
 
 int64_t HostMemoryPool::cached_bytes() const {
@@ -69,13 +70,14 @@ int64_t HostMemoryPool::cached_bytes() const {
 absl::StatusOr<HostBlock> HostMemoryPool::Allocate(int64_t size_bytes) {
   if (size_bytes < 0) return absl::InvalidArgumentError(absl::StrCat("negative buffer size ", size_bytes));
   auto exhausted = [&] {
-    return absl::ResourceExhaustedError(absl::StrCat("no host memory for a buffer of ", size_bytes, " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no host memory for a buffer of ", size_bytes, " bytes"));
   };
   HostBlock block;
   block.size = size_bytes;
   if (size_bytes < kSmallestPooled) {
-    const size_t rounded =
-        (static_cast<size_t>(size_bytes) + kHostMemoryAlignment - 1) / kHostMemoryAlignment * kHostMemoryAlignment;
+    const size_t rounded = (static_cast<size_t>(size_bytes) + kHostMemoryAlignment - 1) /
+                           kHostMemoryAlignment * kHostMemoryAlignment;
     void* memory = std::aligned_alloc(kHostMemoryAlignment, std::max(rounded, kHostMemoryAlignment));
     if (memory == nullptr) return exhausted();
     block.owner = std::shared_ptr<void>(memory, [](void* p) { std::free(p); });
@@ -86,7 +88,8 @@ absl::StatusOr<HostBlock> HostMemoryPool::Allocate(int64_t size_bytes) {
   const int64_t mapped = pooled ? ClassSize(size_bytes) : size_bytes;
   void* memory = pooled ? cache_->Take(mapped) : nullptr;
   if (memory == nullptr) {
-    memory = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                  -1, 0);
     if (memory == MAP_FAILED) return exhausted();
     if (mapped >= (4 << 20)) madvise(memory, static_cast<size_t>(mapped), MADV_HUGEPAGE);
   }

@@ -2,13 +2,14 @@
 #define HELMWAY_BASE_LOCAL_ADDRESSES_H_
 
 #include <string>
+
 #include "absl/strings/string_view.h"
 
 namespace helmway::base {
 
-// True if a gRPC peer name ("ipv4:10.0.0.1:4711", "ipv6:[::1]:4711", percent-encoded brackets too, "unix:...")
-// is this host: loopback, a unix socket, or an address of one of our interfaces right now. An IPv4 address
-// inside IPv6 counts as the IPv4 address. Any thread; reads the interface list on each call.
+// True if a gRPC peer name ("ipv4:10.0.0.1:4711", "ipv6:[::1]:4711", percent-encoded brackets too,
+// "unix:...") is this host: loopback, a unix socket, or an address of one of our interfaces right now. An
+// IPv4 address inside IPv6 counts as the IPv4 address. Any thread; reads the interface list on each call.
 bool IsLocalPeer(absl::string_view grpc_peer);
 
 }  // namespace helmway::base

@@ -1,13 +1,13 @@
 #ifndef HELMWAY_BASE_STATUS_H_
 #define HELMWAY_BASE_STATUS_H_
 
-#include "absl/strings/string_view.h"
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace helmway::base {
 
@@ -23,10 +23,9 @@ inline absl::Status Annotate(const absl::Status& status, absl::string_view conte
 }  // namespace helmway::base
 
 // Leaves the enclosing function with the status of `expr` unless it is OK.
-#define HELMWAY_RETURN_IF_ERROR(expr)                                 \
-  do {                                                                \
-    if (absl::Status helmway_status_ = (expr); !helmway_status_.ok()) \
-      return helmway_status_;                                         \
+#define HELMWAY_RETURN_IF_ERROR(expr)                                                         \
+  do {                                                                                        \
+    if (absl::Status helmway_status_ = (expr); !helmway_status_.ok()) return helmway_status_; \
   } while (false)
 
 #define HELMWAY_STATUS_CONCAT_INNER_(a, b) a##b

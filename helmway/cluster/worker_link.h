@@ -25,8 +25,8 @@ using SessionId = uint64_t;     // one client stream
 using LaunchId = int64_t;       // one run of one executable
 using DeviceId = int32_t;       // what JAX sees as device.id
 
-// The number of an IFRT dtype (xla.ifrt.DTypeProto.Kind). XLA's own primitive types have the same numbers up to
-// 29 and others beyond.
+// The number of an IFRT dtype (xla.ifrt.DTypeProto.Kind). XLA's own primitive types have the same numbers up
+// to 29 and others beyond.
 using ElementType = int32_t;
 
 // ---- What a worker has -------------------------------------------------------------------------------
@@ -91,9 +91,9 @@ struct DeclareBuffers {
 struct HostContents {
   BufferTargets targets;
   ElementType element_type = 0;
-  absl::InlinedVector<int64_t, 6> dims;             // of one buffer
-  std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
-  std::string memory_kind;                           // empty = the device's default
+  absl::InlinedVector<int64_t, 6> dims;                // of one buffer
+  std::optional<std::vector<int64_t>> byte_strides;    // absent = dense row-major
+  std::string memory_kind;                             // empty = the device's default
   std::optional<std::vector<int64_t>> minor_to_major;  // device layout; absent = the plugin's default
   base::HostBytes bytes;
 };
@@ -104,8 +104,9 @@ struct Launch {
   std::vector<BufferNames> arguments;  // per argument, the names in the executable's device order
   std::vector<BufferNames> results;    // per output, likewise; new names
   std::vector<int32_t> donated;        // argument numbers that the run consumes, ascending
-  std::vector<int32_t> kept;           // argument numbers that must survive even if the program would consume them
-  // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here yet).
+  std::vector<int32_t> kept;  // argument numbers that must survive even if the program would consume them
+  // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here
+  // yet).
   bool held = false;
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
@@ -126,8 +127,8 @@ struct ReadFormat {
 
 struct CompileProgram {
   ExecutableId executable = 0;  // the name under which the program is loaded
-  std::string code;      // what the plugin's "mlir" format takes
-  std::string options;   // serialized xla.CompileOptionsProto with global device ids
+  std::string code;             // what the plugin's "mlir" format takes
+  std::string options;          // serialized xla.CompileOptionsProto with global device ids
 };
 
 // What the compiler says about a program. All of it is as the plugin reports it.
@@ -140,7 +141,8 @@ struct CompiledProgram {
   std::string optimized_hlo;  // serialized
   std::vector<std::string> output_memory_kinds;
   std::string fingerprint;  // empty if unknown
-  absl::StatusOr<std::string> memory_stats = absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
+  absl::StatusOr<std::string> memory_stats =
+      absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
   int64_t code_size_bytes = 0;
 };
 
@@ -176,12 +178,15 @@ class SessionLink {
   virtual void Read(BufferId buffer, ReadFormat format,
                     absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) = 0;
   // Done when every buffer has its value, with the first error that is found in their order.
-  virtual void Await(const std::vector<BufferNames>& buffers, absl::AnyInvocable<void(const absl::Status&)> done) = 0;
+  virtual void Await(const std::vector<BufferNames>& buffers,
+                     absl::AnyInvocable<void(const absl::Status&)> done) = 0;
 
   // Never calls back inside the call.
-  virtual void Compile(CompileProgram command, absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
+  virtual void Compile(CompileProgram command,
+                       absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
   virtual void Unload(ExecutableId executable) = 0;
-  virtual void CostAnalysis(ExecutableId executable, absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) = 0;
+  virtual void CostAnalysis(ExecutableId executable,
+                            absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) = 0;
 
   // Ends the session: fails what is declared and not filled, drops launches that have not started (their
   // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later

@@ -65,7 +65,8 @@ absl::Status ParseMetadata(const grpc::ServerContext& context, const char* key, 
 }
 
 absl::Status NoSuchSession(uint64_t session_id) {
-  return absl::NotFoundError(absl::StrCat("no session ", session_id, " (it has ended, or was never opened here)"));
+  return absl::NotFoundError(
+      absl::StrCat("no session ", session_id, " (it has ended, or was never opened here)"));
 }
 
 bool Parse(grpc::ByteBuffer& buffer, google::protobuf::Message* message) {
@@ -79,8 +80,9 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// All methods are served from one completion queue that a few threads take from. (Measured: with gRPC's callback
-// API its own threads and ours pass a connection's events to each other, which costs more than the events.)
+// All methods are served from one completion queue that a few threads take from. (Measured: with gRPC's
+// callback API its own threads and ours pass a connection's events to each other, which costs more than the
+// events.)
 using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
     GrpcIfrtService::WithRawMethod_IfrtSession<GrpcIfrtService::WithRawMethod_HostBufferStore<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
@@ -178,7 +180,8 @@ class StreamHandle final : public SessionStream, public std::enable_shared_from_
   bool flushing_ ABSL_GUARDED_BY(mu_) = false;   // the whole queue shall go out
   bool scheduled_ ABSL_GUARDED_BY(mu_) = false;  // with the flusher
   bool read_active_ ABSL_GUARDED_BY(mu_) = false;
-  bool handling_ ABSL_GUARDED_BY(mu_) = false;  // a request is being handled; its end decides on the next read
+  bool handling_ ABSL_GUARDED_BY(mu_) =
+      false;  // a request is being handled; its end decides on the next read
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<grpc::Status> finish_ ABSL_GUARDED_BY(mu_);
 };
@@ -190,7 +193,8 @@ class SessionCall {
   static void Expect(const Server& server) {
     auto* call = new SessionCall(server);
     call->context_.AsyncNotifyWhenDone(&call->ended_);
-    server.service->RequestIfrtSession(&call->context_, &call->stream_, server.queue, server.queue, &call->accepted_);
+    server.service->RequestIfrtSession(&call->context_, &call->stream_, server.queue, server.queue,
+                                       &call->accepted_);
   }
 
  private:
@@ -245,9 +249,10 @@ class SessionCall {
       absl::MutexLock lock(&handle_->mu_);
       handle_->handling_ = false;
       if (!good) {
-        FinishLocked(ok ? grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
-                                       absl::StrCat("message ", requests_, " of the session is no IfrtRequest"))
-                        : grpc::Status::OK);
+        FinishLocked(
+            ok ? grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                              absl::StrCat("message ", requests_, " of the session is no IfrtRequest"))
+               : grpc::Status::OK);
       } else if (handle_->finish_.has_value()) {
         MaybeFinish();
       } else {
@@ -432,7 +437,8 @@ class StoreCall {
     GrpcHostBufferStoreMetadata metadata;
     absl::Status status = ParseMetadata(context_, kStoreMetadataKey, &metadata);
     if (status.ok()) {
-      std::shared_ptr<SessionHandler> session = server_.manager->FindSession(metadata.session_id(), context_.peer());
+      std::shared_ptr<SessionHandler> session =
+          server_.manager->FindSession(metadata.session_id(), context_.peer());
       if (session == nullptr) {
         status = NoSuchSession(metadata.session_id());
       } else {
@@ -517,8 +523,8 @@ class LookupCall {
  public:
   static void Expect(const Server& server) {
     auto* call = new LookupCall(server);
-    server.service->RequestHostBufferLookup(&call->context_, &call->request_, &call->writer_, server.queue, server.queue,
-                                            &call->accepted_);
+    server.service->RequestHostBufferLookup(&call->context_, &call->request_, &call->writer_, server.queue,
+                                            server.queue, &call->accepted_);
   }
 
  private:
@@ -535,7 +541,8 @@ class LookupCall {
     absl::Status status;
     if (!Parse(request_, &request)) {
       status = absl::InvalidArgumentError("the message is no GrpcHostBufferLookupRequest");
-    } else if (auto session = server_.manager->FindSession(request.session_id(), context_.peer()); session == nullptr) {
+    } else if (auto session = server_.manager->FindSession(request.session_id(), context_.peer());
+               session == nullptr) {
       status = NoSuchSession(request.session_id());
     } else {
       absl::StatusOr<base::HostBytes> bytes = session->LookupHostBuffer(request.handle());
@@ -563,13 +570,15 @@ class LookupCall {
     live->Drop();
   }
 
-  // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until the
-  // transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty piece.
+  // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until
+  // the transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty
+  // piece.
   void WriteNext() {
     const int64_t size = std::min(kLookupChunkBytes, bytes_.size - offset_);
     uint8_t header[1 + 10];
     header[0] = (1 << 3) | 2;
-    uint8_t* end = google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(size), header + 1);
+    uint8_t* end = google::protobuf::io::CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(size),
+                                                                                 header + 1);
     grpc::Slice slices[2] = {grpc::Slice(header, static_cast<size_t>(end - header)), grpc::Slice()};
     if (size > 0) {
       slices[1] = grpc::Slice(
@@ -599,8 +608,8 @@ class LookupCall {
 
 // ---- Calls with one message each way -------------------------------------------------------------------
 
-// One call of a unary method; owns itself. `kMethod` asks for the next call, `kAnswer` does the work and calls
-// Finish, now or later, on any thread.
+// One call of a unary method; owns itself. `kMethod` asks for the next call, `kAnswer` does the work and
+// calls Finish, now or later, on any thread.
 template <typename Request, typename Response, auto kMethod, auto kAnswer>
 class UnaryCall {
  public:
@@ -664,14 +673,14 @@ constexpr auto kHostBufferReadFromDisk = [](auto* call) {
   }
   const uint64_t handle = metadata.handle();
   const int64_t size = metadata.buffer_size();
-  if (!call->manager().RunBlocking([session, handle, size, call] {
-        call->Finish(session->ReadHostBufferFromDisk(handle, size));
-      })) {
+  if (!call->manager().RunBlocking(
+          [session, handle, size, call] { call->Finish(session->ReadHostBufferFromDisk(handle, size)); })) {
     call->Finish(absl::ResourceExhaustedError("too many shared-directory transfers wait"));
   }
 };
 
-using GetVersionCall = UnaryCall<GrpcGetVersionRequest, GrpcGetVersionResponse, &AsyncService::RequestGetVersion, kGetVersion>;
+using GetVersionCall =
+    UnaryCall<GrpcGetVersionRequest, GrpcGetVersionResponse, &AsyncService::RequestGetVersion, kGetVersion>;
 using HostBufferDeleteCall = UnaryCall<GrpcHostBufferDeleteRequest, GrpcHostBufferDeleteResponse,
                                        &AsyncService::RequestHostBufferDelete, kHostBufferDelete>;
 using HostBufferReadFromDiskCall =

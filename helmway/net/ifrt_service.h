@@ -22,8 +22,8 @@ class SessionStream {
  public:
   virtual ~SessionStream() = default;
   // Queues a response. Order is kept. After the stream has ended responses are dropped.
-  // Nobody waits for a `patient` response: it goes out with the next one that somebody waits for, with others of
-  // its kind, or after a millisecond. That saves both sides most of the cost of a message.
+  // Nobody waits for a `patient` response: it goes out with the next one that somebody waits for, with others
+  // of its kind, or after a millisecond. That saves both sides most of the cost of a message.
   virtual void Send(const xla::ifrt::proxy::IfrtResponse& response, bool patient) = 0;
   // While paused no further request is taken off the stream, so that the client feels back-pressure.
   // Pauses do not nest.
@@ -36,7 +36,8 @@ class SessionStream {
 class HostBufferWriter {
  public:
   virtual ~HostBufferWriter() = default;
-  // Where the next bytes go: `size` bytes follow what was reserved before. Null if more comes than was announced.
+  // Where the next bytes go: `size` bytes follow what was reserved before. Null if more comes than was
+  // announced.
   virtual uint8_t* Reserve(int64_t size) = 0;
   // The stream has ended in good order. DATA_LOSS if bytes are missing. Without it (the client died, or sent
   // nonsense) destruction gives the buffer up.
@@ -52,7 +53,8 @@ class SessionHandler {
   virtual void OnRequest(xla::ifrt::proxy::IfrtRequest& request) = 0;
   virtual void OnClosed() = 0;
 
-  virtual absl::StatusOr<std::unique_ptr<HostBufferWriter>> StoreHostBuffer(uint64_t handle, int64_t size) = 0;
+  virtual absl::StatusOr<std::unique_ptr<HostBufferWriter>> StoreHostBuffer(uint64_t handle,
+                                                                            int64_t size) = 0;
   virtual absl::StatusOr<base::HostBytes> LookupHostBuffer(uint64_t handle) = 0;
   virtual absl::Status DeleteHostBuffer(uint64_t handle) = 0;
   // The client has put the buffer's bytes into the shared directory. Blocks while it reads the file.

@@ -36,9 +36,10 @@ constexpr int kMaxShortInstructions = 256;
 // Operations that may take any time whatever their shapes say, or that wait for somebody.
 bool HasUnknownLength(absl::string_view opcode) {
   static const auto* const kOpcodes = new absl::flat_hash_set<absl::string_view>(
-      {"while", "conditional", "call", "custom-call", "sort", "fft", "cholesky", "triangular-solve", "scatter",
-       "select-and-scatter", "reduce-window", "convolution", "infeed", "outfeed", "send", "send-done", "recv",
-       "recv-done", "async-start", "async-update", "async-done"});
+      {"while",       "conditional",      "call",      "custom-call",        "sort",          "fft",
+       "cholesky",    "triangular-solve", "scatter",   "select-and-scatter", "reduce-window", "convolution",
+       "infeed",      "outfeed",          "send",      "send-done",          "recv",          "recv-done",
+       "async-start", "async-update",     "async-done"});
   return kOpcodes->contains(opcode);
 }
 

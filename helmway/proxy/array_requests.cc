@@ -40,7 +40,8 @@ absl::Status CheckDType(array::DType dtype) {
     case xla::ifrt::DTypeProto::KIND_STRING:
     case xla::ifrt::DTypeProto::KIND_OPAQUE:
     case xla::ifrt::DTypeProto::KIND_TOKEN:
-      return absl::UnimplementedError(absl::StrCat("arrays of type ", wire::DTypeName(dtype), " are not supported yet"));
+      return absl::UnimplementedError(
+          absl::StrCat("arrays of type ", wire::DTypeName(dtype), " are not supported yet"));
     default:
       return wire::HostBytesPerElement(dtype).status();
   }
@@ -69,12 +70,14 @@ bool IsAlwaysCopy(xla::ifrt::proto::ArrayCopySemantics semantics) {
 
 absl::Status Session::CheckDevices(absl::Span<const int32_t> devices) const {
   for (const int32_t device : devices) {
-    if (!device_ids_.contains(device)) return absl::InvalidArgumentError(absl::StrCat("there is no device ", device));
+    if (!device_ids_.contains(device))
+      return absl::InvalidArgumentError(absl::StrCat("there is no device ", device));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::DTypeProto& dtype, const xla::ifrt::ShapeProto& shape,
+absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::DTypeProto& dtype,
+                                            const xla::ifrt::ShapeProto& shape,
                                             const xla::ifrt::ShardingProto& sharding) const {
   ArraySpec spec;
   spec.dtype = dtype.kind();
@@ -93,12 +96,14 @@ ArrayRef Session::NewArray(std::shared_ptr<const ArraySpec> spec) {
 
 // ---- From the host ---------------------------------------------------------------------------------------
 
-absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBufferRequest& request, Reply& reply) {
+absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBufferRequest& request,
+                                                    Reply& reply) {
   const uint64_t handle = request.has_array_handle() ? request.array_handle() : request.host_buffer_handle();
   HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(request.dtype(), request.shape(), request.sharding()));
   if (!spec.sharding->IsFullyReplicated() && !spec.sharding->IsSingleDevice()) {
     return absl::UnimplementedError(
-        "MakeArrayFromHostBufferRequest with a sharding that splits the array (the client sends the shards one by one)");
+        "MakeArrayFromHostBufferRequest with a sharding that splits the array (the client sends the shards "
+        "one by one)");
   }
   if (request.has_layout()) {
     HELMWAY_ASSIGN_OR_RETURN(spec.layout, program::Layout::FromIfrtProto(request.layout()));
@@ -114,8 +119,8 @@ absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBuffe
   return absl::OkStatus();
 }
 
-absl::Status Session::HandleMakeArraysFromHostBufferShards(const MakeArraysFromHostBufferShardsRequest& request,
-                                                           Reply& reply) {
+absl::Status Session::HandleMakeArraysFromHostBufferShards(
+    const MakeArraysFromHostBufferShardsRequest& request, Reply& reply) {
   if (request.specs_size() != request.array_handles_size()) {
     return absl::InvalidArgumentError(absl::StrCat(request.specs_size(), " array specs for ",
                                                    request.array_handles_size(), " array handles"));
@@ -129,14 +134,16 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(const MakeArraysFromH
     }
     if (made.host_buffers_size() != made.addressable_shard_indices_size()) {
       return absl::InvalidArgumentError(absl::StrCat(made.host_buffers_size(), " host buffers for ",
-                                                     made.addressable_shard_indices_size(), " lists of shards"));
+                                                     made.addressable_shard_indices_size(),
+                                                     " lists of shards"));
     }
     std::vector<HostShards> shards;
     for (int b = 0; b < made.host_buffers_size(); ++b) {
       const auto& buffer = made.host_buffers(b);
       if (buffer.dtype().kind() != spec.dtype) {
-        return absl::InvalidArgumentError(absl::StrCat("a shard of type ", wire::DTypeName(buffer.dtype().kind()),
-                                                       " for an array of type ", wire::DTypeName(spec.dtype)));
+        return absl::InvalidArgumentError(
+            absl::StrCat("a shard of type ", wire::DTypeName(buffer.dtype().kind()), " for an array of type ",
+                         wire::DTypeName(spec.dtype)));
       }
       HostShards shard;
       shard.host_buffer = buffer.host_buffer_handle();
@@ -147,7 +154,8 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(const MakeArraysFromH
       shards.push_back(std::move(shard));
     }
     HELMWAY_RETURN_IF_ERROR(MakeFromHost(request.array_handles(i), spec, std::move(shards)));
-    reply.response.mutable_make_arrays_from_host_buffer_shards_response()->add_array_handles(request.array_handles(i));
+    reply.response.mutable_make_arrays_from_host_buffer_shards_response()->add_array_handles(
+        request.array_handles(i));
   }
   reply.patient = true;
   return absl::OkStatus();
@@ -159,16 +167,17 @@ absl::Status Session::CheckHostShards(const ArraySpec& spec, const std::vector<H
     HELMWAY_RETURN_IF_ERROR(CheckDims(shard.dims));
     for (const int64_t position : shard.positions) {
       if (position < 0 || position >= spec.sharding->num_shards() || seen[static_cast<size_t>(position)]) {
-        return absl::InvalidArgumentError(absl::StrCat("shard ", position, " of ", spec.sharding->num_shards(),
-                                                       " does not exist or is given twice"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "shard ", position, " of ", spec.sharding->num_shards(), " does not exist or is given twice"));
       }
       seen[static_cast<size_t>(position)] = true;
       absl::StatusOr<std::vector<int64_t>> dims = spec.sharding->ShardShapeAt(spec.dims, position);
       // A sharding that knows only its devices takes the shards as they are.
       if (!dims.ok() && spec.sharding->kind() != program::Sharding::Kind::kOpaque) return dims.status();
       if (dims.ok() && *dims != shard.dims) {
-        return absl::InvalidArgumentError(absl::StrCat("shard ", position, " has the shape [", absl::StrJoin(shard.dims, ","),
-                                                       "], its sharding says [", absl::StrJoin(*dims, ","), "]"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("shard ", position, " has the shape [", absl::StrJoin(shard.dims, ","),
+                         "], its sharding says [", absl::StrJoin(*dims, ","), "]"));
       }
     }
   }
@@ -220,21 +229,23 @@ absl::Status Session::MakeFromHost(uint64_t handle, const ArraySpec& spec, std::
   }
   link_->Declare(std::move(declare));
   for (size_t i = 0; i < shards.size(); ++i) {
-    host_buffers_->Take(shards[i].host_buffer,
-                        [self = shared_from_this(), c = std::move(contents[i]), keep = std::move(keeps[i]),
-                         arrival = arrivals[i], size = sizes[i]](absl::StatusOr<base::HostBytes> bytes) mutable {
-                          self->HostBufferArrived(std::move(c), std::move(keep), std::move(arrival), size, std::move(bytes));
-                        });
+    host_buffers_->Take(
+        shards[i].host_buffer,
+        [self = shared_from_this(), c = std::move(contents[i]), keep = std::move(keeps[i]),
+         arrival = arrivals[i], size = sizes[i]](absl::StatusOr<base::HostBytes> bytes) mutable {
+          self->HostBufferArrived(std::move(c), std::move(keep), std::move(arrival), size, std::move(bytes));
+        });
     if (!arrivals[i]->here) proxy_->WatchHostBuffers();
   }
   return absl::OkStatus();
 }
 
-void Session::HostBufferArrived(cluster::HostContents contents, Shards keep, std::shared_ptr<array::Arrival> arrival,
-                                int64_t expected_bytes, absl::StatusOr<base::HostBytes> bytes) {
+void Session::HostBufferArrived(cluster::HostContents contents, Shards keep,
+                                std::shared_ptr<array::Arrival> arrival, int64_t expected_bytes,
+                                absl::StatusOr<base::HostBytes> bytes) {
   if (bytes.ok() && bytes->size != expected_bytes) {
-    bytes = absl::InvalidArgumentError(absl::StrCat("the host buffer has ", bytes->size, " bytes, its array needs ",
-                                                    expected_bytes));
+    bytes = absl::InvalidArgumentError(
+        absl::StrCat("the host buffer has ", bytes->size, " bytes, its array needs ", expected_bytes));
   }
   if (bytes.ok()) {
     contents.bytes = *std::move(bytes);
@@ -263,7 +274,8 @@ void Session::CopyShards(const Array& source, const Array& result) {
   link_->Copy(std::move(copy));
 }
 
-absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArraysRequest& request, Reply& reply) {
+absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArraysRequest& request,
+                                          Reply& reply) {
   ArraySpec spec;
   spec.dims.assign(request.shape().dims().begin(), request.shape().dims().end());
   HELMWAY_RETURN_IF_ERROR(CheckDims(spec.dims));
@@ -271,35 +283,42 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   HELMWAY_RETURN_IF_ERROR(CheckDevices(spec.sharding->devices()));
   const absl::Span<const int32_t> devices = spec.sharding->devices();
   if (static_cast<size_t>(request.single_device_array_handles_size()) != devices.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(request.single_device_array_handles_size(), " shards for a sharding over ",
-                                                   devices.size(), " devices"));
+    return absl::InvalidArgumentError(absl::StrCat(request.single_device_array_handles_size(),
+                                                   " shards for a sharding over ", devices.size(),
+                                                   " devices"));
   }
 
   absl::MutexLock lock(&mu_);
   std::vector<ArrayRef> parts;
   for (size_t i = 0; i < devices.size(); ++i) {
-    HELMWAY_ASSIGN_OR_RETURN(ArrayRef part, FindArray(request.single_device_array_handles(static_cast<int>(i))));
+    HELMWAY_ASSIGN_OR_RETURN(ArrayRef part,
+                             FindArray(request.single_device_array_handles(static_cast<int>(i))));
     const ArraySpec& part_spec = part->spec();
-    if (part->shards().size() != 1) return absl::InvalidArgumentError("a shard is itself an array over several devices");
+    if (part->shards().size() != 1)
+      return absl::InvalidArgumentError("a shard is itself an array over several devices");
     if (part_spec.sharding->devices()[0] != devices[i]) {
-      return absl::InvalidArgumentError(absl::StrCat("shard ", i, " lies on device ", part_spec.sharding->devices()[0],
+      return absl::InvalidArgumentError(absl::StrCat("shard ", i, " lies on device ",
+                                                     part_spec.sharding->devices()[0],
                                                      ", its sharding wants it on ", devices[i]));
     }
     if (!parts.empty() && part_spec.dtype != parts[0]->spec().dtype) {
       return absl::InvalidArgumentError("the shards have several dtypes");
     }
-    absl::StatusOr<std::vector<int64_t>> dims = spec.sharding->ShardShapeAt(spec.dims, static_cast<int64_t>(i));
+    absl::StatusOr<std::vector<int64_t>> dims =
+        spec.sharding->ShardShapeAt(spec.dims, static_cast<int64_t>(i));
     if (!dims.ok() && spec.sharding->kind() != program::Sharding::Kind::kOpaque) return dims.status();
     if (dims.ok() && absl::MakeConstSpan(*dims) != absl::MakeConstSpan(part_spec.dims)) {
-      return absl::InvalidArgumentError(absl::StrCat("shard ", i, " has the shape [", absl::StrJoin(part_spec.dims, ","),
-                                                     "], its sharding says [", absl::StrJoin(*dims, ","), "]"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("shard ", i, " has the shape [", absl::StrJoin(part_spec.dims, ","),
+                       "], its sharding says [", absl::StrJoin(*dims, ","), "]"));
     }
     parts.push_back(std::move(part));
   }
   spec.dtype = parts[0]->spec().dtype;
   spec.layout = parts[0]->spec().layout;
   if (request.has_dtype() && request.dtype().kind() != spec.dtype) {
-    return absl::InvalidArgumentError(absl::StrCat("shards of type ", wire::DTypeName(spec.dtype), " for an array of type ",
+    return absl::InvalidArgumentError(absl::StrCat("shards of type ", wire::DTypeName(spec.dtype),
+                                                   " for an array of type ",
                                                    wire::DTypeName(request.dtype().kind())));
   }
   std::vector<const Shards*> shards;
@@ -315,28 +334,33 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   if (IsDonate(request.copy_semantics())) {
     for (const ArrayRef& part : parts) part->Delete();
   }
-  reply.response.mutable_assemble_array_from_single_device_arrays_response()->set_array_handle(request.result_handle());
+  reply.response.mutable_assemble_array_from_single_device_arrays_response()->set_array_handle(
+      request.result_handle());
   reply.patient = true;
   return absl::OkStatus();
 }
 
-absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysRequest& request, Reply& reply) {
+absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysRequest& request,
+                                        Reply& reply) {
   absl::MutexLock lock(&mu_);
   HELMWAY_ASSIGN_OR_RETURN(ArrayRef whole, FindArray(request.array_handle()));
   const size_t count = whole->shards().size();
   if (static_cast<size_t>(request.result_handles_size()) != count) {
-    return absl::InvalidArgumentError(absl::StrCat(request.result_handles_size(), " result handles for an array of ", count,
-                                                   " shards"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.result_handles_size(), " result handles for an array of ", count, " shards"));
   }
   const program::Sharding& sharding = *whole->spec().sharding;
   for (size_t i = 0; i < count; ++i) {
     ArraySpec spec;
     spec.dtype = whole->spec().dtype;
     spec.layout = whole->spec().layout;
-    HELMWAY_ASSIGN_OR_RETURN(std::vector<int64_t> dims, sharding.ShardShapeAt(whole->spec().dims, static_cast<int64_t>(i)));
+    HELMWAY_ASSIGN_OR_RETURN(std::vector<int64_t> dims,
+                             sharding.ShardShapeAt(whole->spec().dims, static_cast<int64_t>(i)));
     spec.dims.assign(dims.begin(), dims.end());
-    HELMWAY_ASSIGN_OR_RETURN(spec.sharding, program::Sharding::SingleDevice(sharding.devices()[i], sharding.memory_kind()));
-    ArrayRef part = base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(i));
+    HELMWAY_ASSIGN_OR_RETURN(spec.sharding,
+                             program::Sharding::SingleDevice(sharding.devices()[i], sharding.memory_kind()));
+    ArrayRef part =
+        base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(i));
     part->AddArrivals(whole->arrivals());
     HELMWAY_RETURN_IF_ERROR(Bind(request.result_handles(static_cast<int>(i)), std::move(part)));
     reply.response.mutable_disassemble_into_single_device_arrays_response()->add_array_handles(
@@ -355,8 +379,10 @@ absl::Status Session::HandleFullyReplicatedShard(const FullyReplicatedShardReque
     return absl::InvalidArgumentError("the array is not fully replicated");
   }
   ArraySpec spec = whole->spec();
-  HELMWAY_ASSIGN_OR_RETURN(spec.sharding, program::Sharding::SingleDevice(sharding.devices()[0], sharding.memory_kind()));
-  ArrayRef shard = base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(0));
+  HELMWAY_ASSIGN_OR_RETURN(spec.sharding,
+                           program::Sharding::SingleDevice(sharding.devices()[0], sharding.memory_kind()));
+  ArrayRef shard =
+      base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(0));
   shard->AddArrivals(whole->arrivals());
   HELMWAY_RETURN_IF_ERROR(Bind(request.result_handle(), std::move(shard)));
   if (IsDonate(request.copy_semantics())) whole->Delete();
@@ -368,7 +394,8 @@ absl::Status Session::HandleFullyReplicatedShard(const FullyReplicatedShardReque
 absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& reply) {
   const int count = request.array_handles_size();
   if (request.result_handles_size() != count) {
-    return absl::InvalidArgumentError(absl::StrCat(request.result_handles_size(), " result handles for ", count, " arrays"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(request.result_handles_size(), " result handles for ", count, " arrays"));
   }
   const std::vector<int32_t> device_ids(request.device_ids().begin(), request.device_ids().end());
   HELMWAY_RETURN_IF_ERROR(CheckDevices(device_ids));
@@ -386,7 +413,8 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
   std::vector<ArrayRef> results;
   for (const ArrayRef& source : sources) {
     auto spec = std::make_shared<ArraySpec>(source->spec());
-    HELMWAY_ASSIGN_OR_RETURN(spec->sharding, source->spec().sharding->WithDevicesAndMemoryKind(devices, memory_kind));
+    HELMWAY_ASSIGN_OR_RETURN(spec->sharding,
+                             source->spec().sharding->WithDevicesAndMemoryKind(devices, memory_kind));
     const bool stays = *spec->sharding == *source->spec().sharding;
     ArrayRef result;
     if (stays && !IsAlwaysCopy(request.copy_semantics())) {
@@ -426,7 +454,8 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
     if (request.has_byte_strides()) {
       format.byte_strides = Strides(true, request.byte_strides());
       HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(spec.dtype));
-      HELMWAY_RETURN_IF_ERROR(program::RegionSizeBytes(spec.dims, element_bytes, AsSpan(format.byte_strides)).status());
+      HELMWAY_RETURN_IF_ERROR(
+          program::RegionSizeBytes(spec.dims, element_bytes, AsSpan(format.byte_strides)).status());
     }
     buffer = array->shards().at(0);
   }
@@ -498,7 +527,8 @@ absl::Status Session::HandleDestructArray(const DestructArrayRequest& request, R
 absl::Status Session::HandleIsArrayDeleted(const IsArrayDeletedRequest& request, Reply& reply) {
   absl::MutexLock lock(&mu_);
   const auto it = arrays_.find(request.array_handle());
-  if (it == arrays_.end()) return absl::NotFoundError(absl::StrCat("no array has the handle ", request.array_handle()));
+  if (it == arrays_.end())
+    return absl::NotFoundError(absl::StrCat("no array has the handle ", request.array_handle()));
   reply.response.mutable_is_array_deleted_response()->set_deleted(it->second->deleted());
   return absl::OkStatus();
 }

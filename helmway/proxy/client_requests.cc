@@ -86,12 +86,14 @@ absl::Status Session::HandleCheckFuture(const CheckFutureRequest& request, Reply
   return AnswerWithFuture(request.future_handle(), reply);
 }
 
-absl::Status Session::HandleGetDefaultDeviceAssignment(const GetDefaultDeviceAssignmentRequest& request, Reply& reply) {
+absl::Status Session::HandleGetDefaultDeviceAssignment(const GetDefaultDeviceAssignmentRequest& request,
+                                                       Reply& reply) {
   const uint64_t devices = proxy_->worker().info().devices.size();
   if (request.num_replicas() < 1 || request.num_partitions() < 1 || request.num_replicas() > devices ||
       request.num_partitions() > devices / request.num_replicas()) {
-    return absl::InvalidArgumentError(absl::StrCat(request.num_replicas(), " replicas of ", request.num_partitions(),
-                                                   " partitions do not fit on ", devices, " devices"));
+    return absl::InvalidArgumentError(absl::StrCat(request.num_replicas(), " replicas of ",
+                                                   request.num_partitions(), " partitions do not fit on ",
+                                                   devices, " devices"));
   }
   const int replicas = static_cast<int>(request.num_replicas());
   const int partitions = static_cast<int>(request.num_partitions());

@@ -30,7 +30,8 @@ using ::xla::ifrt::proxy::LoadedExecutableMetadataResponse;
 
 namespace {
 
-void SetShardings(const std::vector<program::ValueSpec>& values, LoadedExecutableMetadataResponse::ShardingList* list) {
+void SetShardings(const std::vector<program::ValueSpec>& values,
+                  LoadedExecutableMetadataResponse::ShardingList* list) {
   for (const program::ValueSpec& value : values) {
     xla::OpSharding* sharding = list->add_shardings();
     if (value.op_sharding) {
@@ -41,13 +42,15 @@ void SetShardings(const std::vector<program::ValueSpec>& values, LoadedExecutabl
   }
 }
 
-void SetLayouts(const std::vector<program::ValueSpec>& values, LoadedExecutableMetadataResponse::LayoutList* list) {
+void SetLayouts(const std::vector<program::ValueSpec>& values,
+                LoadedExecutableMetadataResponse::LayoutList* list) {
   for (const program::ValueSpec& value : values) *list->add_layouts() = value.layout.ToXlaProto();
 }
 
 }  // namespace
 
-absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetadataRequest& request, Reply& reply) {
+absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetadataRequest& request,
+                                                     Reply& reply) {
   HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<const Executable> executable,
                            GetExecutable(request.loaded_executable_handle()));
   const program::ExecutableSpec& spec = executable->spec;
@@ -62,7 +65,8 @@ absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetad
   auto& kinds = *metadata.mutable_output_memory_kinds()->add_memory_kind_lists();
   for (const std::string& kind : executable->output_memory_kinds) kinds.add_memory_kinds(kind);
   auto& donated = *metadata.mutable_donated_input_indices();
-  for (const int32_t index : spec.donated_parameters) donated.add_donated_input_indices(static_cast<uint32_t>(index));
+  for (const int32_t index : spec.donated_parameters)
+    donated.add_donated_input_indices(static_cast<uint32_t>(index));
   if (executable->memory_stats.ok()) {
     if (!metadata.mutable_compiled_memory_stats()->ParseFromString(*executable->memory_stats)) {
       return absl::InternalError("the worker's memory statistics can't be parsed");
@@ -74,7 +78,8 @@ absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetad
   return absl::OkStatus();
 }
 
-absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecuteRequest& request, Reply& reply) {
+absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecuteRequest& request,
+                                                    Reply& reply) {
   cluster::Launch launch;
   launch.id = proxy_->NewLaunch();
   const bool first_run = request.result_array_handle_size() == 0;
@@ -84,7 +89,8 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   absl::MutexLock lock(&mu_);
   std::shared_ptr<const Executable> executable = FindExecutable(request.loaded_executable_handle());
   if (executable == nullptr) {
-    return absl::NotFoundError(absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
+    return absl::NotFoundError(
+        absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
   }
   const program::ExecutableSpec& spec = executable->spec;
   if (request.device_ids_size() > 0) {
@@ -100,7 +106,8 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
                                                    request.result_array_handle_size()));
   }
   if (request.result_status_handle() != 0 && futures_.contains(request.result_status_handle())) {
-    return absl::AlreadyExistsError(absl::StrCat("the status handle ", request.result_status_handle(), " is in use"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("the status handle ", request.result_status_handle(), " is in use"));
   }
 
   std::vector<ArrayRef> arguments;
@@ -112,17 +119,19 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     const array::ArraySpec& argument_spec = argument->spec();
     const absl::Span<const int32_t> devices = argument_spec.sharding->devices();
     if (devices != absl::MakeConstSpan(executable->devices)) {
-      return absl::InvalidArgumentError(absl::StrCat("argument ", i, " of program ", spec.name, " lies on devices [",
-                                                     absl::StrJoin(devices, ","), "], the program runs on [",
-                                                     absl::StrJoin(executable->devices, ","), "]"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "argument ", i, " of program ", spec.name, " lies on devices [", absl::StrJoin(devices, ","),
+          "], the program runs on [", absl::StrJoin(executable->devices, ","), "]"));
     }
     absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
     absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
-    if (!type.ok() || *type != spec.parameters[i].element_type || (dims.ok() && *dims != spec.parameters[i].shard_dims)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "argument ", i, " of program ", spec.name, " has shards ", wire::DTypeName(argument_spec.dtype), "[",
-          dims.ok() ? absl::StrJoin(*dims, ",") : "?", "], the program wants ",
-          xla::PrimitiveType_Name(spec.parameters[i].element_type), "[", absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
+    if (!type.ok() || *type != spec.parameters[i].element_type ||
+        (dims.ok() && *dims != spec.parameters[i].shard_dims)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
+                       wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
+                       "], the program wants ", xla::PrimitiveType_Name(spec.parameters[i].element_type), "[",
+                       absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
     }
     launch.arguments.push_back(argument->shards().Names());
     for (const auto& arrival : argument->arrivals()) {
@@ -181,8 +190,8 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     paused_ = true;
     stream_->SetPaused(true);
   }
-  // A launch whose host bytes are still on their way keeps its place, and those behind it, out of the devices'
-  // queues: other sessions go on.
+  // A launch whose host bytes are still on their way keeps its place, and those behind it, out of the
+  // devices' queues: other sessions go on.
   ReleaseHeldLaunches();
   launch.held = !arrivals.empty() || !held_.empty();
   if (launch.held) held_.push_back({launch.id, std::move(arrivals)});
@@ -195,7 +204,9 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
 void Session::ReleaseHeldLaunches() {
   while (!held_.empty()) {
     const HeldLaunch& first = held_.front();
-    if (!std::all_of(first.arrivals.begin(), first.arrivals.end(), [](const auto& arrival) { return arrival->here; })) return;
+    if (!std::all_of(first.arrivals.begin(), first.arrivals.end(),
+                     [](const auto& arrival) { return arrival->here; }))
+      return;
     link_->ReleaseLaunch(first.id);
     held_.pop_front();
   }
@@ -210,8 +221,8 @@ void Session::LaunchDone() {
   }
 }
 
-absl::Status Session::HandleLoadedExecutableFetchExecuteResult(const LoadedExecutableFetchExecuteResultRequest& request,
-                                                               Reply& reply) {
+absl::Status Session::HandleLoadedExecutableFetchExecuteResult(
+    const LoadedExecutableFetchExecuteResultRequest& request, Reply& reply) {
   reply.response.mutable_loaded_executable_fetch_execute_result_response();
   return AnswerWithFuture(request.result_status_handle(), reply);
 }
@@ -219,13 +230,15 @@ absl::Status Session::HandleLoadedExecutableFetchExecuteResult(const LoadedExecu
 absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableCostAnalysisRequest& request,
                                                          Reply& reply) {
   // An error goes into the response's own status: the client turns an error response into an unreadable one.
-  auto answer = [self = shared_from_this(), op_id = reply.op_id](absl::StatusOr<cluster::CostProperties> properties) {
+  auto answer = [self = shared_from_this(),
+                 op_id = reply.op_id](absl::StatusOr<cluster::CostProperties> properties) {
     Response response;
     auto& result = *response.mutable_loaded_executable_cost_analysis_response();
     if (properties.ok()) {
       auto& map = *result.mutable_attributes();
       for (const auto& [name, value] : *properties) {
-        if (const auto* number = std::get_if<float>(&value.value)) wire::SetFloatAttribute(map, name, *number);
+        if (const auto* number = std::get_if<float>(&value.value))
+          wire::SetFloatAttribute(map, name, *number);
         if (const auto* number = std::get_if<int64_t>(&value.value)) {
           wire::SetFloatAttribute(map, name, static_cast<float>(*number));
         }
@@ -236,7 +249,8 @@ absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableC
     self->Send(op_id, absl::OkStatus(), response);
   };
   reply.deferred = true;
-  absl::StatusOr<std::shared_ptr<const Executable>> executable = GetExecutable(request.loaded_executable_handle());
+  absl::StatusOr<std::shared_ptr<const Executable>> executable =
+      GetExecutable(request.loaded_executable_handle());
   if (!executable.ok()) {
     answer(executable.status());
   } else {
@@ -248,7 +262,8 @@ absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableC
 absl::Status Session::HandleLoadedExecutableHumanReadableProgramText(
     const LoadedExecutableHumanReadableProgramTextRequest& request, Reply& reply) {
   auto& result = *reply.response.mutable_loaded_executable_human_readable_program_text_response();
-  absl::StatusOr<std::shared_ptr<const Executable>> executable = GetExecutable(request.loaded_executable_handle());
+  absl::StatusOr<std::shared_ptr<const Executable>> executable =
+      GetExecutable(request.loaded_executable_handle());
   absl::StatusOr<std::string> text = absl::UnknownError("");
   if (executable.ok()) {
     text = program::HloText((*executable)->optimized_hlo_format, (*executable)->optimized_hlo);
@@ -263,13 +278,15 @@ absl::Status Session::HandleLoadedExecutableHumanReadableProgramText(
   return absl::OkStatus();
 }
 
-absl::Status Session::HandleLoadedExecutableDestruct(const LoadedExecutableDestructRequest& request, Reply& reply) {
+absl::Status Session::HandleLoadedExecutableDestruct(const LoadedExecutableDestructRequest& request,
+                                                     Reply& reply) {
   std::shared_ptr<const Executable> executable;
   {
     absl::MutexLock lock(&mu_);
     const auto it = executables_.find(request.loaded_executable_handle());
     if (it == executables_.end()) {
-      return absl::NotFoundError(absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
+      return absl::NotFoundError(
+          absl::StrCat("no executable has the handle ", request.loaded_executable_handle()));
     }
     executable = std::move(it->second);
     executables_.erase(it);

@@ -30,9 +30,9 @@ class HostBuffers::Writer final : public net::HostBufferWriter {
 
   ~Writer() override {
     if (buffers_) {
-      buffers_->Complete(handle_, absl::CancelledError(absl::StrCat(
-                                      "the upload of host buffer ", handle_, " broke off after ", written_, " of ",
-                                      block_.size, " bytes")));
+      buffers_->Complete(handle_, absl::CancelledError(absl::StrCat("the upload of host buffer ", handle_,
+                                                                    " broke off after ", written_, " of ",
+                                                                    block_.size, " bytes")));
     }
   }
 
@@ -68,7 +68,8 @@ HostBuffers::HostBuffers(std::shared_ptr<base::HostMemoryPool> pool, std::shared
 HostBuffers::~HostBuffers() { Close(); }
 
 absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64_t handle, int64_t size) {
-  if (size < 0) return absl::InvalidArgumentError(absl::StrCat("host buffer ", handle, " has the size ", size));
+  if (size < 0)
+    return absl::InvalidArgumentError(absl::StrCat("host buffer ", handle, " has the size ", size));
   {
     absl::MutexLock lock(&mu_);
     if (closed_) return SessionEnded();

@@ -50,7 +50,8 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   // Takes the buffer out once it is complete: inside the call if it is already. The bytes, or why they will
   // never come. Each handle can be taken once.
   void Take(uint64_t handle, Arrived arrived);
-  // Fails a wait of Take that is not over, if it began before `deadline_ns` (steady clock). Returns whether waits remain.
+  // Fails a wait of Take that is not over, if it began before `deadline_ns` (steady clock). Returns whether
+  // waits remain.
   bool FailWaitsBefore(int64_t began_before_ns, const absl::Status& status);
 
   // ---- To the client ----
@@ -63,11 +64,11 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
  private:
   class Writer;
   struct Entry {
-    bool storing = false;        // an upload has begun
+    bool storing = false;  // an upload has begun
     bool complete = false;
-    base::HostBytes bytes;       // if complete
-    absl::Status failure;        // the upload broke off
-    Arrived waiting;             // somebody has taken the handle before its bytes came
+    base::HostBytes bytes;  // if complete
+    absl::Status failure;   // the upload broke off
+    Arrived waiting;        // somebody has taken the handle before its bytes came
     int64_t waiting_since_ns = 0;
     int64_t budget_bytes = 0;
   };

@@ -30,13 +30,16 @@ absl::StatusOr<std::vector<std::shared_ptr<const array::ArraySpec>>> OutputSpecs
     spec->layout = output.layout;
     const std::string& kind = executable.output_memory_kinds[i];
     const bool is_default = kind.empty() || kind == default_kind;
-    const std::optional<absl::string_view> memory_kind = is_default ? std::nullopt : std::optional<absl::string_view>(kind);
+    const std::optional<absl::string_view> memory_kind =
+        is_default ? std::nullopt : std::optional<absl::string_view>(kind);
     if (executable.devices.size() == 1) {
-      HELMWAY_ASSIGN_OR_RETURN(spec->sharding, program::Sharding::SingleDevice(executable.devices[0], memory_kind));
+      HELMWAY_ASSIGN_OR_RETURN(spec->sharding,
+                               program::Sharding::SingleDevice(executable.devices[0], memory_kind));
     } else if (is_default) {
       spec->sharding = output.sharding;
     } else {
-      HELMWAY_ASSIGN_OR_RETURN(spec->sharding, output.sharding->WithDevicesAndMemoryKind(std::nullopt, memory_kind));
+      HELMWAY_ASSIGN_OR_RETURN(spec->sharding,
+                               output.sharding->WithDevicesAndMemoryKind(std::nullopt, memory_kind));
     }
     specs.push_back(std::move(spec));
   }
@@ -53,7 +56,8 @@ std::string DefaultMemoryKind(const cluster::WorkerInfo& info, int32_t device_id
   return "";
 }
 
-absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::ExecutableId id, cluster::CompiledProgram compiled,
+absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::ExecutableId id,
+                                                                 cluster::CompiledProgram compiled,
                                                                  const cluster::WorkerInfo& info) {
   auto executable = std::make_shared<Executable>();
   executable->id = id;
@@ -65,9 +69,11 @@ absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::Execut
   executable->output_memory_kinds = std::move(compiled.output_memory_kinds);
   if (executable->output_memory_kinds.size() != executable->spec.outputs.size()) {
     return absl::InternalError(absl::StrCat("the compiler reports ", executable->output_memory_kinds.size(),
-                                            " memory kinds for ", executable->spec.outputs.size(), " outputs"));
+                                            " memory kinds for ", executable->spec.outputs.size(),
+                                            " outputs"));
   }
-  HELMWAY_ASSIGN_OR_RETURN(executable->outputs, OutputSpecs(*executable, DefaultMemoryKind(info, executable->devices[0])));
+  HELMWAY_ASSIGN_OR_RETURN(executable->outputs,
+                           OutputSpecs(*executable, DefaultMemoryKind(info, executable->devices[0])));
   executable->memory_stats = std::move(compiled.memory_stats);
   executable->code_size_bytes = compiled.code_size_bytes;
   executable->optimized_hlo_format = std::move(compiled.optimized_hlo_format);
@@ -79,11 +85,12 @@ absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::Execut
 
 absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
   if (request.program().type_name() != wire::kXlaProgram) {
-    return absl::UnimplementedError(absl::StrCat("programs of type \"", request.program().type_name(), "\" are not supported yet"));
+    return absl::UnimplementedError(
+        absl::StrCat("programs of type \"", request.program().type_name(), "\" are not supported yet"));
   }
   if (request.compile_options().type_name() != wire::kXlaCompileOptions) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("compile options of type \"", request.compile_options().type_name(), "\" for an XLA program"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "compile options of type \"", request.compile_options().type_name(), "\" for an XLA program"));
   }
   if (request.host_callbacks_size() > 0) {
     return absl::UnimplementedError("host callbacks of the send/recv form are not supported");
@@ -91,7 +98,8 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
   HELMWAY_ASSIGN_OR_RETURN(program::CompileOptions options,
                            program::ParseXlaCompileOptions(request.compile_options().data()));
   if (options.compile_portable_executable() || options.device_ids().empty()) {
-    return absl::UnimplementedError("portable executables (compile_portable_executable) are not supported yet");
+    return absl::UnimplementedError(
+        "portable executables (compile_portable_executable) are not supported yet");
   }
   HELMWAY_RETURN_IF_ERROR(CheckDevices(options.device_ids()));
 
@@ -101,8 +109,8 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
   command.code = std::move(*request.mutable_program()->mutable_data());
   const cluster::ExecutableId id = command.executable;
   reply.deferred = true;
-  link_->Compile(std::move(command), [self = shared_from_this(), op_id = reply.op_id, id](
-                                         absl::StatusOr<cluster::CompiledProgram> compiled) {
+  link_->Compile(std::move(command), [self = shared_from_this(), op_id = reply.op_id,
+                                      id](absl::StatusOr<cluster::CompiledProgram> compiled) {
     if (!compiled.ok()) return self->SendError(op_id, compiled.status());
     const std::string fingerprint = compiled->fingerprint;
     absl::StatusOr<std::shared_ptr<const Executable>> executable =

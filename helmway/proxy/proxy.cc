@@ -31,8 +31,8 @@ std::string Host(const std::string& peer) {
 Proxy::Proxy(cluster::WorkerLink* worker, ProxyOptions options)
     : worker_(worker),
       options_(std::move(options)),
-      budget_(std::make_shared<HostBufferBudget>(options_.max_host_buffer_bytes > 0 ? options_.max_host_buffer_bytes
-                                                                                    : HalfOfMemory())),
+      budget_(std::make_shared<HostBufferBudget>(
+          options_.max_host_buffer_bytes > 0 ? options_.max_host_buffer_bytes : HalfOfMemory())),
       blocking_({.name = "shared-dir", .threads = 1, .max_queued = 1024}),
       watcher_([this] { Watch(); }) {}
 
@@ -62,10 +62,11 @@ absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(
     return absl::PermissionDeniedError("this server takes clients of its own host only");
   }
   if (absl::Status status = wire::CheckVersion(metadata.version()); !status.ok()) return status;
-  auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), metadata.version(), std::move(stream),
+  auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), metadata.version(),
+                                           std::move(stream),
                                            std::make_shared<HostBuffers>(options_.host_memory, budget_));
-  LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version() << ", serdes "
-            << metadata.version().ifrt_serdes_version_number();
+  LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version()
+            << ", serdes " << metadata.version().ifrt_serdes_version_number();
   absl::MutexLock lock(&mu_);
   sessions_[session->id()] = session;
   return session;
@@ -106,15 +107,16 @@ void Proxy::Watch() {
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&wanted));
-      if (mu_.AwaitWithTimeout(absl::Condition(&stop), std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10)))) {
+      if (mu_.AwaitWithTimeout(absl::Condition(&stop),
+                               std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10)))) {
         return;
       }
       watching_ = false;
       for (const auto& [id, session] : sessions_) sessions.push_back(session);
     }
     const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
-    // FAILED_PRECONDITION: what a client must do is send the buffer; none of the codes that an elastic trainer
-    // takes for a lost slice.
+    // FAILED_PRECONDITION: what a client must do is send the buffer; none of the codes that an elastic
+    // trainer takes for a lost slice.
     const absl::Status late = absl::FailedPreconditionError(
         absl::StrCat("never came: its upload did not begin within ", absl::FormatDuration(patience)));
     bool remain = false;

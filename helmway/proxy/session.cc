@@ -19,7 +19,8 @@ namespace helmway::proxy {
 using ::xla::ifrt::proxy::IfrtRequest;
 using ::xla::ifrt::proxy::IfrtResponse;
 
-Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, const xla::ifrt::proxy::IfrtProxyVersion& version,
+Session::Session(Proxy* proxy, uint64_t id, std::string peer_host,
+                 const xla::ifrt::proxy::IfrtProxyVersion& version,
                  std::shared_ptr<net::SessionStream> stream, std::shared_ptr<HostBuffers> host_buffers)
     : proxy_(proxy),
       id_(id),
@@ -122,7 +123,8 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
       return status;
     }
     case IfrtRequest::kLoadedExecutableFetchExecuteResultRequest:
-      return HandleLoadedExecutableFetchExecuteResult(request.loaded_executable_fetch_execute_result_request(), reply);
+      return HandleLoadedExecutableFetchExecuteResult(
+          request.loaded_executable_fetch_execute_result_request(), reply);
     case IfrtRequest::kLoadedExecutableCostAnalysisRequest:
       return HandleLoadedExecutableCostAnalysis(request.loaded_executable_cost_analysis_request(), reply);
     case IfrtRequest::kLoadedExecutableHumanReadableProgramTextRequest:
@@ -161,8 +163,8 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
       // The member's own name says best what is missing.
       const google::protobuf::FieldDescriptor* field =
           IfrtRequest::descriptor()->FindFieldByNumber(static_cast<int>(request.request_case()));
-      return absl::UnimplementedError(
-          absl::StrCat(field != nullptr ? field->message_type()->name() : "this request", " is not supported"));
+      return absl::UnimplementedError(absl::StrCat(
+          field != nullptr ? field->message_type()->name() : "this request", " is not supported"));
     }
   }
 }
@@ -194,7 +196,8 @@ std::shared_ptr<const Executable> Session::FindExecutable(uint64_t handle) {
 absl::StatusOr<std::shared_ptr<const Executable>> Session::GetExecutable(uint64_t handle) {
   absl::MutexLock lock(&mu_);
   std::shared_ptr<const Executable> executable = FindExecutable(handle);
-  if (executable == nullptr) return absl::NotFoundError(absl::StrCat("no executable has the handle ", handle));
+  if (executable == nullptr)
+    return absl::NotFoundError(absl::StrCat("no executable has the handle ", handle));
   return executable;
 }
 
@@ -271,11 +274,14 @@ void Session::OnClosed() {
   LOG(INFO) << "a session from " << peer_host_ << " has ended";
 }
 
-absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> Session::StoreHostBuffer(uint64_t handle, int64_t size) {
+absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> Session::StoreHostBuffer(uint64_t handle,
+                                                                                int64_t size) {
   return host_buffers_->Store(handle, size);
 }
 
-absl::StatusOr<base::HostBytes> Session::LookupHostBuffer(uint64_t handle) { return host_buffers_->Lookup(handle); }
+absl::StatusOr<base::HostBytes> Session::LookupHostBuffer(uint64_t handle) {
+  return host_buffers_->Lookup(handle);
+}
 
 absl::Status Session::DeleteHostBuffer(uint64_t handle) { return host_buffers_->Delete(handle); }
 
@@ -283,7 +289,8 @@ absl::Status Session::ReadHostBufferFromDisk(uint64_t handle, int64_t size) {
   const std::string& directory = proxy_->options().large_transfer_directory;
   if (directory.empty()) {
     return absl::UnimplementedError(
-        "transfers through a shared directory are off: set IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY for "
+        "transfers through a shared directory are off: set "
+        "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY for "
         "the server too");
   }
   absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> writer = host_buffers_->Store(handle, size);
@@ -303,8 +310,8 @@ absl::Status Session::ReadHostBufferFromDisk(uint64_t handle, int64_t size) {
       const ssize_t got = read(fd, target + done, static_cast<size_t>(size - done));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) {
-        status = absl::InternalError(absl::StrCat("cannot read ", path, ": ",
-                                                  got < 0 ? std::strerror(errno) : "it became shorter"));
+        status = absl::InternalError(
+            absl::StrCat("cannot read ", path, ": ", got < 0 ? std::strerror(errno) : "it became shorter"));
         break;
       }
       done += got;

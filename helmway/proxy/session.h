@@ -61,7 +61,8 @@ class Session final : public net::SessionHandler,
 
   void OnRequest(xla::ifrt::proxy::IfrtRequest& request) override;
   void OnClosed() override;
-  absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> StoreHostBuffer(uint64_t handle, int64_t size) override;
+  absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> StoreHostBuffer(uint64_t handle,
+                                                                         int64_t size) override;
   absl::StatusOr<base::HostBytes> LookupHostBuffer(uint64_t handle) override;
   absl::Status DeleteHostBuffer(uint64_t handle) override;
   absl::Status ReadHostBufferFromDisk(uint64_t handle, int64_t size) override;
@@ -86,8 +87,8 @@ class Session final : public net::SessionHandler,
   // ---- client_requests.cc ----
   absl::Status HandleInit(Reply& reply);
   absl::Status HandleCheckFuture(const xla::ifrt::proxy::CheckFutureRequest& request, Reply& reply);
-  absl::Status HandleGetDefaultDeviceAssignment(const xla::ifrt::proxy::GetDefaultDeviceAssignmentRequest& request,
-                                                Reply& reply);
+  absl::Status HandleGetDefaultDeviceAssignment(
+      const xla::ifrt::proxy::GetDefaultDeviceAssignmentRequest& request, Reply& reply);
   absl::Status HandleGetDefaultLayout(const xla::ifrt::proxy::GetDefaultLayoutRequest& request, Reply& reply);
 
   // ---- array_requests.cc ----
@@ -95,11 +96,12 @@ class Session final : public net::SessionHandler,
                                              Reply& reply);
   absl::Status HandleMakeArraysFromHostBufferShards(
       const xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest& request, Reply& reply);
-  absl::Status HandleAssembleArray(const xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest& request,
-                                   Reply& reply);
+  absl::Status HandleAssembleArray(
+      const xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest& request, Reply& reply);
   absl::Status HandleDisassemble(const xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest& request,
                                  Reply& reply);
-  absl::Status HandleFullyReplicatedShard(const xla::ifrt::proxy::FullyReplicatedShardRequest& request, Reply& reply);
+  absl::Status HandleFullyReplicatedShard(const xla::ifrt::proxy::FullyReplicatedShardRequest& request,
+                                          Reply& reply);
   absl::Status HandleCopyArrays(const xla::ifrt::proxy::CopyArraysRequest& request, Reply& reply);
   absl::Status HandleCopyToHostBuffer(const xla::ifrt::proxy::CopyToHostBufferRequest& request, Reply& reply);
   absl::Status HandleCheckValueReady(const xla::ifrt::proxy::CheckValueReadyRequest& request, Reply& reply);
@@ -111,8 +113,8 @@ class Session final : public net::SessionHandler,
   absl::Status HandleCompile(xla::ifrt::proxy::CompileRequest& request, Reply& reply);
 
   // ---- executable_requests.cc ----
-  absl::Status HandleLoadedExecutableMetadata(const xla::ifrt::proxy::LoadedExecutableMetadataRequest& request,
-                                              Reply& reply);
+  absl::Status HandleLoadedExecutableMetadata(
+      const xla::ifrt::proxy::LoadedExecutableMetadataRequest& request, Reply& reply);
   absl::Status HandleLoadedExecutableExecute(const xla::ifrt::proxy::LoadedExecutableExecuteRequest& request,
                                              Reply& reply);
   absl::Status HandleLoadedExecutableFetchExecuteResult(
@@ -121,8 +123,8 @@ class Session final : public net::SessionHandler,
       const xla::ifrt::proxy::LoadedExecutableCostAnalysisRequest& request, Reply& reply);
   absl::Status HandleLoadedExecutableHumanReadableProgramText(
       const xla::ifrt::proxy::LoadedExecutableHumanReadableProgramTextRequest& request, Reply& reply);
-  absl::Status HandleLoadedExecutableDestruct(const xla::ifrt::proxy::LoadedExecutableDestructRequest& request,
-                                              Reply& reply);
+  absl::Status HandleLoadedExecutableDestruct(
+      const xla::ifrt::proxy::LoadedExecutableDestructRequest& request, Reply& reply);
 
   // ---- Answers (any thread) ----
   void Send(uint64_t op_id, const absl::Status& status, Response& response, bool patient = false);
@@ -158,11 +160,13 @@ class Session final : public net::SessionHandler,
   };
   absl::Status MakeFromHost(uint64_t handle, const array::ArraySpec& spec, std::vector<HostShards> shards);
   absl::Status CheckHostShards(const array::ArraySpec& spec, const std::vector<HostShards>& shards) const;
-  absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::DTypeProto& dtype, const xla::ifrt::ShapeProto& shape,
+  absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::DTypeProto& dtype,
+                                            const xla::ifrt::ShapeProto& shape,
                                             const xla::ifrt::ShardingProto& sharding) const;
   absl::Status CheckDevices(absl::Span<const int32_t> devices) const;
-  void HostBufferArrived(cluster::HostContents contents, array::Shards keep, std::shared_ptr<array::Arrival> arrival,
-                         int64_t expected_bytes, absl::StatusOr<base::HostBytes> bytes);
+  void HostBufferArrived(cluster::HostContents contents, array::Shards keep,
+                         std::shared_ptr<array::Arrival> arrival, int64_t expected_bytes,
+                         absl::StatusOr<base::HostBytes> bytes);
   void CopyShards(const array::Array& source, const array::Array& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // ---- Launches (executable_requests.cc) ----

@@ -15,8 +15,8 @@
 
 namespace helmway::worker {
 
-// Launches in flight on one device. XLA's CPU client stops at 32 and then blocks its caller, which with two or
-// more devices dead-locks; ours stays well under it.
+// Launches in flight on one device. XLA's CPU client stops at 32 and then blocks its caller, which with two
+// or more devices dead-locks; ours stays well under it.
 inline constexpr int kMaxLaunchesInFlight = 16;
 
 // The order of launches on one device, and the one thread that hands them to the plugin: small programs run
@@ -34,8 +34,8 @@ class DeviceQueue {
   void Push(LaunchRef launch, size_t part);
   // The same for a launch that may start at once, without waking the queue's thread: RunOrWake follows soon.
   void PushQuietly(LaunchRef launch, size_t part);
-  // Runs what is queued on this thread if all of it may start at once and nothing stands in the way; else wakes the
-  // queue's thread. Saves two switches between threads for each run of a short program.
+  // Runs what is queued on this thread if all of it may start at once and nothing stands in the way; else
+  // wakes the queue's thread. Saves two switches between threads for each run of a short program.
   void RunOrWake();
   void Wake();
 

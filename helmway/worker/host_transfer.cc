@@ -32,8 +32,8 @@ struct View {
 };
 
 // Copies a dense row-major array into the region of a strided one. Bytes between elements are zeros.
-void Scatter(const uint8_t* dense, absl::Span<const int64_t> dims, absl::Span<const int64_t> strides, int64_t element_bytes,
-             uint8_t* region) {
+void Scatter(const uint8_t* dense, absl::Span<const int64_t> dims, absl::Span<const int64_t> strides,
+             int64_t element_bytes, uint8_t* region) {
   if (dims.empty()) {
     std::memcpy(region, dense, static_cast<size_t>(element_bytes));
     return;
@@ -52,7 +52,8 @@ struct DenseRead {
 };
 
 // Lets the plugin write the array densely into a fresh block.
-void ReadDense(ReadHold slot, base::HostMemoryPool* pool, absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
+void ReadDense(ReadHold slot, base::HostMemoryPool* pool,
+               absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
   absl::StatusOr<size_t> size = slot->buffer.HostSizeBytes();
   if (!size.ok()) return done(size.status());
   absl::StatusOr<base::HostBlock> block = pool->Allocate(static_cast<int64_t>(*size));
@@ -74,7 +75,8 @@ void ReadDense(ReadHold slot, base::HostMemoryPool* pool, absl::AnyInvocable<voi
 
 bool FillIsSlow(const cluster::HostContents& contents) {
   return contents.bytes.size > kSlowFillBytes &&
-         (IsStrided(contents) || contents.minor_to_major.has_value() || pjrt::ElementBits(TypeOf(contents)) < 8);
+         (IsStrided(contents) || contents.minor_to_major.has_value() ||
+          pjrt::ElementBits(TypeOf(contents)) < 8);
 }
 
 void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const cluster::HostContents& contents,
@@ -100,7 +102,8 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
                        : pjrt::HostBufferSemantics::kImmutableZeroCopy;
   absl::StatusOr<pjrt::HostBufferResult> result = client.BufferFromHost(args);
   if (!result.ok()) {
-    slot->ready->Finish(base::Annotate(result.status(), absl::StrCat("host buffer to device ", device->id())));
+    slot->ready->Finish(
+        base::Annotate(result.status(), absl::StrCat("host buffer to device ", device->id())));
     return;
   }
   result->done_with_host_buffer.OnReady([owner = contents.bytes.owner](const absl::Status&) {});

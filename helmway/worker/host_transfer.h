@@ -18,8 +18,8 @@ inline constexpr int64_t kLargestCopiedRead = 16 << 10;
 // should (strided or narrow elements: the plugin repacks them).
 bool FillIsSlow(const cluster::HostContents& contents);
 
-// Makes a device buffer of host bytes and binds it to `slot`, which becomes ready, or failed. Bytes that are dense are
-// handed to the plugin without a copy: the buffer lies in them and keeps them alive.
+// Makes a device buffer of host bytes and binds it to `slot`, which becomes ready, or failed. Bytes that are
+// dense are handed to the plugin without a copy: the buffer lies in them and keeps them alive.
 void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const cluster::HostContents& contents,
               const SlotRef& slot);
 

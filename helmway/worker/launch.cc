@@ -18,7 +18,8 @@ LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t
 absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const {
   if (cancelled_->load(std::memory_order_relaxed)) return absl::CancelledError("the session has ended");
   for (const SlotRef& argument : part.arguments) {
-    // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own work.
+    // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own
+    // work.
     const bool wait = argument->producer != queue || program_->starts_together() || !argument->buffer;
     if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
@@ -72,8 +73,8 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   pjrt::ExecuteOptions options;
   options.launch_id = launch_id_;
   options.non_donatable_input_indices = part.kept_arguments;
-  status = program_->executable->ExecuteOn(queue->device(), absl::MakeSpan(arguments), absl::MakeSpan(outputs),
-                                           &complete, options);
+  status = program_->executable->ExecuteOn(queue->device(), absl::MakeSpan(arguments),
+                                           absl::MakeSpan(outputs), &complete, options);
   // The plugin holds what the run needs; memory that nobody else wants is free as soon as the run is over.
   part.arguments.clear();
   if (!status.ok()) {
@@ -88,7 +89,8 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     // Before the results are ready, so that a program that waits for them finds room at once.
     queue->LaunchFinished();
     if (!outcome.ok()) {
-      // The plugin passes an argument's failure on under another code; the first cause is what a reader needs.
+      // The plugin passes an argument's failure on under another code; the first cause is what a reader
+      // needs.
       for (const async::CompletionRef& argument : pending) {
         if (argument->done() && !argument->status().ok()) outcome = argument->status();
       }

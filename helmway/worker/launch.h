@@ -26,11 +26,11 @@ struct LoadedProgram {
   std::vector<DeviceQueue*> queues;  // of its devices in assignment order
   // The program's devices talk to each other while it runs.
   bool has_cross_device_ops = false;
-  // On several devices: its parts start together or not at all. XLA's CPU client lets no program of several devices
-  // begin before every device of the one before it has been called.
+  // On several devices: its parts start together or not at all. XLA's CPU client lets no program of several
+  // devices begin before every device of the one before it has been called.
   bool starts_together() const { return queues.size() > 1; }
-  // On one device, and so short that handing it to the plugin never takes long: it may be started on the thread that
-  // takes the command.
+  // On one device, and so short that handing it to the plugin never takes long: it may be started on the
+  // thread that takes the command.
   bool may_start_at_once = false;
 };
 
@@ -52,10 +52,11 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   const LoadedProgram& program() const { return *program_; }
   std::vector<LaunchPart>& parts() { return parts_; }
 
-  // Runs part `index` on the calling thread, which must be that of `queue`. Blocks while inputs are made elsewhere, while
-  // the queue's device has its fill of launches, and for programs of several devices until all parts have come this far with
-  // their inputs: a part starts only when all start. With cross-device operations it also waits until nothing else is in
-  // flight, since XLA's collectives hold a thread for each device and abort the process when peers stay away.
+  // Runs part `index` on the calling thread, which must be that of `queue`. Blocks while inputs are made
+  // elsewhere, while the queue's device has its fill of launches, and for programs of several devices until
+  // all parts have come this far with their inputs: a part starts only when all start. With cross-device
+  // operations it also waits until nothing else is in flight, since XLA's collectives hold a thread for each
+  // device and abort the process when peers stay away.
   void RunPart(size_t index, DeviceQueue* queue);
 
   // Whether RunPart would not have to wait for an input.

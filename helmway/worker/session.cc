@@ -19,7 +19,8 @@ namespace {
 absl::Status SessionEnded() { return absl::CancelledError("the session has ended"); }
 
 absl::Status Consumed() {
-  return absl::InvalidArgumentError("Array has been deleted or donated: an earlier run of a program consumed it.");
+  return absl::InvalidArgumentError(
+      "Array has been deleted or donated: an earlier run of a program consumed it.");
 }
 
 // Finishes once with the outcome of several slots.
@@ -71,8 +72,9 @@ SlotRef Session::FindLocked(cluster::BufferId id) {
 SlotRef Session::FindOrFailed(cluster::BufferId id) {
   if (SlotRef slot = FindLocked(id)) return slot;
   return base::MakeRef<Slot>(
-      async::DoneCompletion(closed_ ? SessionEnded()
-                                    : absl::InvalidArgumentError(absl::StrCat("Array has been deleted. (buffer ", id, ")"))),
+      async::DoneCompletion(
+          closed_ ? SessionEnded()
+                  : absl::InvalidArgumentError(absl::StrCat("Array has been deleted. (buffer ", id, ")"))),
       nullptr);
 }
 
@@ -137,12 +139,14 @@ void Session::Execute(cluster::Launch launch) {
     // The proxy names only executables that it has loaded, so this is the end of the session. The results
     // have no slots; whoever reads them finds that out.
     if (launch.on_done) {
-      auto on_done = std::make_shared<absl::AnyInvocable<void(const absl::Status&)>>(std::move(launch.on_done));
+      auto on_done =
+          std::make_shared<absl::AnyInvocable<void(const absl::Status&)>>(std::move(launch.on_done));
       if (!worker_->transfers().Post([on_done] { (*on_done)(SessionEnded()); })) (*on_done)(SessionEnded());
     }
     return;
   }
-  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), cancelled_, std::move(launch.on_done));
+  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), cancelled_,
+                                                 std::move(launch.on_done));
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
@@ -223,11 +227,12 @@ void Session::Copy(cluster::CopyBuffers command) {
       result->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
       continue;
     }
-    const pjrt::Memory* memory = command.memory_kind.empty() ? queue->device()->default_memory()
-                                                             : queue->device()->FindMemory(command.memory_kind);
+    const pjrt::Memory* memory = command.memory_kind.empty()
+                                     ? queue->device()->default_memory()
+                                     : queue->device()->FindMemory(command.memory_kind);
     if (memory == nullptr) {
-      result->ready->Finish(absl::InvalidArgumentError(
-          absl::StrCat("device ", command.devices[i], " has no memory of kind \"", command.memory_kind, "\"")));
+      result->ready->Finish(absl::InvalidArgumentError(absl::StrCat(
+          "device ", command.devices[i], " has no memory of kind \"", command.memory_kind, "\"")));
       continue;
     }
     source->ready->OnDone([self = shared_from_this(), hold = std::make_shared<ReadHold>(source), result,
@@ -322,7 +327,8 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   pjrt::CompileRequest request;
   request.code = command.code;
   request.serialized_options = command.options;
-  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable, worker_->client().Compile(request));
+  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                           worker_->client().Compile(request));
   cluster::CompiledProgram result;
   result.name = executable->name();
   result.num_replicas = executable->num_replicas();
@@ -334,8 +340,8 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   }
   HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable->OptimizedHlo());
   HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices, result.num_replicas,
-                                                     result.num_partitions));
+                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices,
+                                                     result.num_replicas, result.num_partitions));
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
@@ -364,7 +370,9 @@ void Session::Compile(cluster::CompileProgram command,
     (*shared_done)(self->CompileNow(command));
   };
   if (worker_->compilers().Post(std::move(task))) return;
-  auto refuse = [shared_done] { (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be compiled")); };
+  auto refuse = [shared_done] {
+    (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be compiled"));
+  };
   if (!worker_->transfers().Post(refuse)) refuse();
 }
 
@@ -381,7 +389,8 @@ void Session::CostAnalysis(cluster::ExecutableId executable,
                            absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) {
   std::shared_ptr<const LoadedProgram> program = FindProgram(executable);
   if (program == nullptr) {
-    return done(cancelled_->load() ? SessionEnded() : absl::NotFoundError(absl::StrCat("no executable ", executable)));
+    return done(cancelled_->load() ? SessionEnded()
+                                   : absl::NotFoundError(absl::StrCat("no executable ", executable)));
   }
   absl::StatusOr<pjrt::AttributeMap> analysis = program->executable->CostAnalysis();
   if (!analysis.ok()) return done(analysis.status());

@@ -58,7 +58,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<cluster::BufferId, SlotRef> slots_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_
+      ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);
   // Has launches that wait for Flush.
   std::atomic<DeviceQueue*> unflushed_{nullptr};

@@ -26,7 +26,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   auto worker = std::unique_ptr<Worker>(new Worker());
   HELMWAY_ASSIGN_OR_RETURN(
       worker->client_,
-      pjrt::Client::Create(std::move(plugin), {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+      pjrt::Client::Create(std::move(plugin),
+                           {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
   worker->host_memory_ = options.host_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
@@ -34,8 +35,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   }
   worker->transfers_ = std::make_unique<async::ThreadPool>(async::ThreadPool::Options{
       .name = "transfer", .threads = kTransferThreads, .max_queued = kMaxQueuedTransfers});
-  worker->compilers_ = std::make_unique<async::ThreadPool>(async::ThreadPool::Options{
-      .name = "compile", .threads = kCompilerThreads, .max_queued = kMaxQueuedCompiles, .stack_bytes = kCompilerStackBytes});
+  worker->compilers_ =
+      std::make_unique<async::ThreadPool>(async::ThreadPool::Options{.name = "compile",
+                                                                     .threads = kCompilerThreads,
+                                                                     .max_queued = kMaxQueuedCompiles,
+                                                                     .stack_bytes = kCompilerStackBytes});
   return worker;
 }
 
@@ -82,7 +86,8 @@ DeviceQueue* Worker::queue(cluster::DeviceId device) const {
   return it == queues_.end() ? nullptr : it->second.get();
 }
 
-absl::StatusOr<std::string> Worker::DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims) {
+absl::StatusOr<std::string> Worker::DefaultLayout(cluster::ElementType type,
+                                                  const std::vector<int64_t>& dims) {
   return client_->DefaultLayout(static_cast<pjrt::ElementType>(type), dims);
 }
 

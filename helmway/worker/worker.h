@@ -16,10 +16,10 @@
 namespace helmway::worker {
 
 struct WorkerOptions {
-  std::string plugin_path;   // shared library that exports GetPjrtApi
-  int virtual_devices = 1;   // for the CPU platform, which makes as many as it is asked for
-  int slice_index = 0;       // all devices of this worker belong to this slice
-  int task_index = 0;        // number of this worker within its slice
+  std::string plugin_path;  // shared library that exports GetPjrtApi
+  int virtual_devices = 1;  // for the CPU platform, which makes as many as it is asked for
+  int slice_index = 0;      // all devices of this worker belong to this slice
+  int task_index = 0;       // number of this worker within its slice
   std::shared_ptr<base::HostMemoryPool> host_memory;
 };
 
@@ -33,8 +33,10 @@ class Worker final : public cluster::WorkerLink {
 
   const cluster::WorkerInfo& info() const override { return info_; }
   std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
-  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims) override;
-  absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) override;
+  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
+                                            const std::vector<int64_t>& dims) override;
+  absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
+                                                                         int partitions) override;
 
   // ---- For the sessions of this worker ----
   const pjrt::Client& client() const { return *client_; }
@@ -49,7 +51,8 @@ class Worker final : public cluster::WorkerLink {
   Worker() = default;
   void Describe(const WorkerOptions& options);
 
-  // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the client.
+  // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
+  // client.
   std::shared_ptr<pjrt::Client> client_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
