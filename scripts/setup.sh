@@ -153,6 +153,8 @@ helmway_build() {
   (
     cd "${HELMWAY_ROOT}"
     mkdir -p build
+    # ccache, where there is one, serves every checkout of this repository.
+    export CCACHE_BASEDIR="${HELMWAY_ROOT}" CCACHE_NOHASHDIR=1
     cmake --preset release -DHELMWAY_PJRT_PLUGIN="$1" >build/configure.log 2>&1 || {
       cat build/configure.log >&2
       exit 1
