@@ -42,7 +42,7 @@ for jax in "${HELMWAY_JAX_VERSIONS[@]}"; do
   code=0
   HELMWAY_BINARY="${HELMWAY_BINARY_PATH}" HELMWAY_PJRT_PLUGIN="${HELMWAY_PLUGIN}" \
     "${venv}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" "$@" 2>&1 | tee "${log}" || code=$?
-  record "jax ${jax}, $("${venv}/bin/python" --version) (pytest)" "${code}" "$(tail -n 1 "${log}")"
+  record "jax ${jax}, $("${venv}/bin/python" --version) (pytest)" "${code}" "$(tail -n 1 "${log}" | tr -d =)"
   tested=$((tested + 1))
 done
 ((tested)) || failed=1

@@ -195,8 +195,10 @@ TEST_F(CommandTest, UpReportsAFailedExec) {
 
 TEST_F(CommandTest, UpPassesSignalsOn) {
   // The command sends the signal to its parent and waits to get it back.
-  EXPECT_EQ(UpShell("trap 'kill $S; exit 42' TERM; sleep 600 & S=$!; kill -TERM $PPID; wait"), 42);
-  EXPECT_EQ(UpShell("trap 'kill $S; exit 43' INT; sleep 600 & S=$!; kill -INT $PPID; wait"), 43);
+  EXPECT_EQ(UpShell("trap 'kill $S; exit 42' TERM; sleep 600 >/dev/null 2>&1 & S=$!; kill -TERM $PPID; wait"),
+            42);
+  EXPECT_EQ(UpShell("trap 'kill $S; exit 43' INT; sleep 600 >/dev/null 2>&1 & S=$!; kill -INT $PPID; wait"),
+            43);
   EXPECT_EQ(shutdowns_, 2);
 }
 

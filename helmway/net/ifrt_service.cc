@@ -219,7 +219,6 @@ class SessionCall {
       if (handler.ok()) handler_ = *std::move(handler);
     }
     absl::MutexLock lock(&handle_->mu_);
-    pending_ = 1;  // the notice of the call's end
     if (!status.ok()) {
       FinishLocked(ToGrpcStatus(status));
       return;
@@ -316,7 +315,7 @@ class SessionCall {
   }
 
   void StartNextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
-    if (handle_->write_active_ || !handle_->flushing_) return;
+    if (handle_->call_ == nullptr || handle_->write_active_ || !handle_->flushing_) return;
     if (handle_->queue_.empty()) {
       handle_->flushing_ = false;
       return;
@@ -325,20 +324,23 @@ class SessionCall {
     handle_->queue_.pop_front();
     handle_->write_active_ = true;
     ++pending_;
-    grpc::WriteOptions options;
-    // The transport may wait for the message behind this one and send both in one system call.
-    if (!handle_->queue_.empty()) options.set_buffer_hint();
-    stream_.Write(response, options, &written_);
+    // Without gRPC's buffer hint, although more may follow at once: it has been seen to hold a message back
+    // for good.
+    stream_.Write(response, &written_);
   }
 
   void FinishLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
     if (!handle_->finish_.has_value()) handle_->finish_ = std::move(status);
+    // What was answered before the end goes out, patient or not.
+    handle_->flushing_ = true;
+    StartNextWrite();
     MaybeFinish();
   }
 
-  // Ends the call once nothing of it is in use: no write at the transport, no request in the handler.
+  // Ends the call once nothing of it is in use: no response to write, no request in the handler.
   void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
-    if (handle_->call_ == nullptr || handle_->write_active_ || handle_->handling_) return;
+    if (handle_->call_ == nullptr || handle_->write_active_ || handle_->handling_ || !handle_->queue_.empty())
+      return;
     handle_->call_ = nullptr;
     ++pending_;
     stream_.Finish(*handle_->finish_, &finished_);
@@ -354,7 +356,8 @@ class SessionCall {
   Tag ended_ = MakeTag<&SessionCall::OnEnded>(this);
 
   const std::shared_ptr<StreamHandle> handle_;
-  int pending_ ABSL_GUARDED_BY(handle_->mu_) = 0;  // operations that will come back from the queue
+  // Operations that will come back from the queue; one of them is the notice of the call's end.
+  int pending_ ABSL_GUARDED_BY(handle_->mu_) = 1;
   std::shared_ptr<SessionHandler> handler_;
   grpc::ByteBuffer read_;
   IfrtRequest request_;
@@ -486,6 +489,7 @@ class StoreCall {
   // Copies field 1 of a GrpcHostBufferStoreRequest from the transport's memory to where it belongs. The bytes
   // are touched once here, where a parsed message would touch them twice.
   absl::Status Append() {
+    const size_t message_bytes = read_.Length();
     grpc::ProtoBufferReader reader(&read_);
     if (!reader.status().ok()) return absl::InvalidArgumentError("a piece of the host buffer can't be read");
     google::protobuf::io::CodedInputStream input(&reader);
@@ -495,6 +499,7 @@ class StoreCall {
       if (tag != kDataTag || !input.ReadVarint32(&size)) {
         return absl::InvalidArgumentError("a piece of the host buffer is no GrpcHostBufferStoreRequest");
       }
+      if (size > message_bytes) return absl::InvalidArgumentError("a piece of the host buffer is cut off");
       uint8_t* target = writer_->Reserve(size);
       if (target == nullptr) {
         return absl::DataLossError("more bytes came for the host buffer than its header announced");

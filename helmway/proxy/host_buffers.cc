@@ -70,6 +70,8 @@ HostBuffers::~HostBuffers() { Close(); }
 absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64_t handle, int64_t size) {
   if (size < 0)
     return absl::InvalidArgumentError(absl::StrCat("host buffer ", handle, " has the size ", size));
+  absl::Status refused;
+  Arrived waiting;
   {
     absl::MutexLock lock(&mu_);
     if (closed_) return SessionEnded();
@@ -77,14 +79,20 @@ absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64
     if (entry.storing || entry.complete || !entry.failure.ok()) {
       return absl::AlreadyExistsError(absl::StrCat("host buffer ", handle, " exists already"));
     }
-    if (!budget_->Take(size)) {
-      if (!entry.waiting) entries_.erase(handle);
-      return absl::ResourceExhaustedError(
+    if (budget_->Take(size)) {
+      entry.storing = true;
+      entry.budget_bytes = size;
+    } else {
+      refused = absl::ResourceExhaustedError(
           absl::StrCat("host buffer ", handle, " of ", size, " bytes does not fit: ", budget_->used(), " of ",
                        budget_->limit(), " bytes are taken by buffers on their way"));
+      waiting = std::move(entry.waiting);
+      entries_.erase(handle);
     }
-    entry.budget_bytes = size;
-    entry.storing = true;
+  }
+  if (!refused.ok()) {
+    if (waiting) waiting(refused);
+    return refused;
   }
   absl::StatusOr<base::HostBlock> block = pool_->Allocate(size);
   if (!block.ok()) {

@@ -63,13 +63,23 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
     case IfrtRequest::kMakeArrayFromHostBufferRequest: {
       const auto& r = request.make_array_from_host_buffer_request();
       absl::Status status = HandleMakeArrayFromHostBuffer(r, reply);
-      if (!status.ok()) BindErrors(std::initializer_list<uint64_t>{r.array_handle()}, status);
+      if (!status.ok()) {
+        BindErrors(
+            std::initializer_list<uint64_t>{r.has_array_handle() ? r.array_handle() : r.host_buffer_handle()},
+            status);
+        DropHostBuffer(r.host_buffer_handle());
+      }
       return status;
     }
     case IfrtRequest::kMakeArraysFromHostBufferShardsRequest: {
       const auto& r = request.make_arrays_from_host_buffer_shards_request();
       absl::Status status = HandleMakeArraysFromHostBufferShards(r, reply);
-      if (!status.ok()) BindErrors(r.array_handles(), status);
+      if (!status.ok()) {
+        BindErrors(r.array_handles(), status);
+        for (const auto& spec : r.specs()) {
+          for (const auto& buffer : spec.host_buffers()) DropHostBuffer(buffer.host_buffer_handle());
+        }
+      }
       return status;
     }
     case IfrtRequest::kAssembleArrayFromSingleDeviceArraysRequest: {
@@ -167,6 +177,10 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
           field != nullptr ? field->message_type()->name() : "this request", " is not supported"));
     }
   }
+}
+
+void Session::DropHostBuffer(uint64_t handle) {
+  host_buffers_->Take(handle, [](const absl::StatusOr<base::HostBytes>&) {});
 }
 
 void Session::Send(uint64_t op_id, const absl::Status& status, IfrtResponse& response, bool patient) {

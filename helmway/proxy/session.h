@@ -145,6 +145,8 @@ class Session final : public net::SessionHandler,
   uint64_t AddFuture(async::CompletionRef future) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Answers with the future's outcome when it is known; the future is gone then.
   absl::Status AnswerWithFuture(uint64_t handle, Reply& reply);
+  // Gives up a host buffer that a failed request would have taken, also if its bytes are still on their way.
+  void DropHostBuffer(uint64_t handle);
   // Frees what lost its last handle.
   void FlushReleased();
 
