@@ -48,8 +48,6 @@ constexpr size_t kPatientBatch = 32;
 constexpr absl::Duration kPatience = absl::Milliseconds(1);
 // Piece of a host buffer in an answer. Measured: 1 MiB and 4 MiB are equally fast, less is slower.
 constexpr int64_t kLookupChunkBytes = 1 << 20;
-// Threads that take events from the queue: one handles requests while another moves bulk data.
-constexpr int kPollingThreads = 1;
 
 template <typename Message>
 absl::Status ParseMetadata(const grpc::ServerContext& context, const char* key, Message* message) {
@@ -80,9 +78,9 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// All methods are served from one completion queue that a few threads take from. (Measured: with gRPC's
-// callback API its own threads and ours pass a connection's events to each other, which costs more than the
-// events.)
+// All methods are served from one completion queue by one thread, which handles requests and moves host
+// buffers between gRPC's memory and ours. (Measured: a second thread, or gRPC's callback API with its own
+// threads, makes threads pass a connection's events to each other, which costs more than the events.)
 using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
     GrpcIfrtService::WithRawMethod_IfrtSession<GrpcIfrtService::WithRawMethod_HostBufferStore<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
@@ -706,13 +704,13 @@ class IfrtService final : public AsyncService, public PolledService {
     GetVersionCall::Expect(server);
     HostBufferDeleteCall::Expect(server);
     HostBufferReadFromDiskCall::Expect(server);
-    for (int i = 0; i < kPollingThreads; ++i) threads_.emplace_back([this] { Poll(); });
+    thread_ = std::thread([this] { Poll(); });
   }
 
   void Stop() override {
     live_.WaitForNone();
     queue_->Shutdown();
-    for (std::thread& thread : threads_) thread.join();
+    thread_.join();
   }
 
  private:
@@ -730,7 +728,7 @@ class IfrtService final : public AsyncService, public PolledService {
   Flusher flusher_;
   LiveCalls live_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::vector<std::thread> threads_;
+  std::thread thread_;
 };
 
 }  // namespace
