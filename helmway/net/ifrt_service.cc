@@ -318,7 +318,8 @@ class SessionCall {
       handle_->flushing_ = false;
       return;
     }
-    grpc::ByteBuffer response = std::move(handle_->queue_.front());
+    grpc::ByteBuffer response;
+    response.Swap(&handle_->queue_.front());
     handle_->queue_.pop_front();
     handle_->write_active_ = true;
     ++pending_;

@@ -17,7 +17,6 @@
 
 namespace helmway::proxy {
 
-using ::helmway::array::Array;
 using ::helmway::array::ArrayRef;
 using ::xla::ifrt::proxy::LoadedExecutableCostAnalysisRequest;
 using ::xla::ifrt::proxy::LoadedExecutableDestructRequest;

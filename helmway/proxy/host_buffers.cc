@@ -121,18 +121,20 @@ void HostBuffers::Complete(uint64_t handle, absl::StatusOr<base::HostBytes> byte
     absl::MutexLock lock(&mu_);
     if (closed_) return;
     Entry& entry = entries_[handle];
-    if (entry.waiting) {
-      waiting = std::move(entry.waiting);
-      budget_->Give(entry.budget_bytes);
-      entries_.erase(handle);
-    } else if (bytes.ok()) {
-      entry.complete = true;
-      entry.bytes = *std::move(bytes);
-    } else {
-      entry.failure = bytes.status();
+    if (!entry.waiting) {
+      entry.complete = bytes.ok();
+      if (bytes.ok()) {
+        entry.bytes = *std::move(bytes);
+      } else {
+        entry.failure = bytes.status();
+      }
+      return;
     }
+    waiting = std::move(entry.waiting);
+    budget_->Give(entry.budget_bytes);
+    entries_.erase(handle);
   }
-  if (waiting) waiting(std::move(bytes));
+  waiting(std::move(bytes));
 }
 
 void HostBuffers::Take(uint64_t handle, Arrived arrived) {
