@@ -130,6 +130,26 @@ struct Server {
   LiveCalls* live;
 };
 
+// A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
+// nothing else of this call comes back, and it is deleted.
+template <typename Call>
+bool BeginCall(Call* call, const Server& server, bool ok) {
+  if (!ok) {
+    delete call;
+    return false;
+  }
+  server.live->Add();
+  Call::Expect(server);
+  return true;
+}
+
+// Deletes a call that is over. `live` may let the queue go at once.
+template <typename Call>
+void EndCall(Call* call, LiveCalls* live) {
+  delete call;
+  live->Drop();
+}
+
 // ---- The session stream --------------------------------------------------------------------------------
 //
 class SessionCall;
@@ -202,12 +222,7 @@ class SessionCall {
       : server_(server), handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
 
   void OnAccepted(bool ok) {
-    if (!ok) {
-      delete this;  // the server is going down; nothing else of this call comes back
-      return;
-    }
-    server_.live->Add();
-    Expect(server_);
+    if (!BeginCall(this, server_, ok)) return;
     GrpcIfrtSessionMetadata metadata;
     absl::Status status = ParseMetadata(context_, kSessionMetadataKey, &metadata);
     if (status.ok()) {
@@ -297,9 +312,7 @@ class SessionCall {
       if (--pending_ > 0) return;
     }
     if (handler_ != nullptr) handler_->OnClosed();
-    LiveCalls* live = server_.live;
-    delete this;
-    live->Drop();
+    EndCall(this, server_.live);
   }
 
   void StartReadIfWanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -430,12 +443,7 @@ class StoreCall {
   explicit StoreCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!ok) {
-      delete this;
-      return;
-    }
-    server_.live->Add();
-    Expect(server_);
+    if (!BeginCall(this, server_, ok)) return;
     GrpcHostBufferStoreMetadata metadata;
     absl::Status status = ParseMetadata(context_, kStoreMetadataKey, &metadata);
     if (status.ok()) {
@@ -479,11 +487,7 @@ class StoreCall {
     }
   }
 
-  void OnFinished(bool /*ok*/) {
-    LiveCalls* live = server_.live;
-    delete this;
-    live->Drop();
-  }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
   // Copies field 1 of a GrpcHostBufferStoreRequest from the transport's memory to where it belongs. The bytes
   // are touched once here, where a parsed message would touch them twice.
@@ -535,12 +539,7 @@ class LookupCall {
   explicit LookupCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!ok) {
-      delete this;
-      return;
-    }
-    server_.live->Add();
-    Expect(server_);
+    if (!BeginCall(this, server_, ok)) return;
     GrpcHostBufferLookupRequest request;
     absl::Status status;
     if (!Parse(request_, &request)) {
@@ -568,11 +567,7 @@ class LookupCall {
     }
   }
 
-  void OnFinished(bool /*ok*/) {
-    LiveCalls* live = server_.live;
-    delete this;
-    live->Drop();
-  }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
   // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until
   // the transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty
@@ -634,20 +629,11 @@ class UnaryCall {
   explicit UnaryCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!ok) {
-      delete this;
-      return;
-    }
-    server_.live->Add();
-    Expect(server_);
+    if (!BeginCall(this, server_, ok)) return;
     kAnswer(this);
   }
 
-  void OnFinished(bool /*ok*/) {
-    LiveCalls* live = server_.live;
-    delete this;
-    live->Drop();
-  }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
   const Server server_;
   grpc::ServerContext context_;

@@ -62,8 +62,7 @@ absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(
     return absl::PermissionDeniedError("this server takes clients of its own host only");
   }
   if (absl::Status status = wire::CheckVersion(metadata.version()); !status.ok()) return status;
-  auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), metadata.version(),
-                                           std::move(stream),
+  auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), std::move(stream),
                                            std::make_shared<HostBuffers>(options_.host_memory, budget_));
   LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version()
             << ", serdes " << metadata.version().ifrt_serdes_version_number();

@@ -19,13 +19,11 @@ namespace helmway::proxy {
 using ::xla::ifrt::proxy::IfrtRequest;
 using ::xla::ifrt::proxy::IfrtResponse;
 
-Session::Session(Proxy* proxy, uint64_t id, std::string peer_host,
-                 const xla::ifrt::proxy::IfrtProxyVersion& version,
-                 std::shared_ptr<net::SessionStream> stream, std::shared_ptr<HostBuffers> host_buffers)
+Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_ptr<net::SessionStream> stream,
+                 std::shared_ptr<HostBuffers> host_buffers)
     : proxy_(proxy),
       id_(id),
       peer_host_(std::move(peer_host)),
-      version_(version),
       stream_(std::move(stream)),
       host_buffers_(std::move(host_buffers)),
       link_(proxy->worker().OpenSession(id)) {

@@ -20,7 +20,6 @@
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/proxy/host_buffers.h"
-#include "helmway/wire/ifrt_service.pb.h"
 #include "helmway/wire/ifrt_session.pb.h"
 
 namespace helmway::proxy {
@@ -51,8 +50,8 @@ class Session final : public net::SessionHandler,
                       public array::ReleaseSink,
                       public std::enable_shared_from_this<Session> {
  public:
-  Session(Proxy* proxy, uint64_t id, std::string peer_host, const xla::ifrt::proxy::IfrtProxyVersion& version,
-          std::shared_ptr<net::SessionStream> stream, std::shared_ptr<HostBuffers> host_buffers);
+  Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_ptr<net::SessionStream> stream,
+          std::shared_ptr<HostBuffers> host_buffers);
   ~Session() override;
 
   uint64_t id() const { return id_; }
@@ -179,7 +178,6 @@ class Session final : public net::SessionHandler,
   Proxy* const proxy_;
   const uint64_t id_;
   const std::string peer_host_;
-  const xla::ifrt::proxy::IfrtProxyVersion version_;
   const std::shared_ptr<net::SessionStream> stream_;
   const std::shared_ptr<HostBuffers> host_buffers_;
   const std::shared_ptr<cluster::SessionLink> link_;

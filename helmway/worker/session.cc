@@ -60,7 +60,7 @@ std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
 
 }  // namespace
 
-Session::Session(Worker* worker, cluster::SessionId id) : worker_(worker), id_(id) {}
+Session::Session(Worker* worker) : worker_(worker) {}
 
 Session::~Session() { Close(); }
 

@@ -22,7 +22,7 @@ class Worker;
 // Threads: as cluster::SessionLink.
 class Session final : public cluster::SessionLink, public std::enable_shared_from_this<Session> {
  public:
-  Session(Worker* worker, cluster::SessionId id);
+  explicit Session(Worker* worker);
   ~Session() override;
 
   void Declare(cluster::DeclareBuffers command) override;
@@ -52,7 +52,6 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
 
   Worker* const worker_;
-  const cluster::SessionId id_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
   absl::Mutex mu_;

@@ -77,8 +77,8 @@ void Worker::Describe(const WorkerOptions& options) {
   }
 }
 
-std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId session) {
-  return std::make_shared<Session>(this, session);
+std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId /*session*/) {
+  return std::make_shared<Session>(this);
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {
