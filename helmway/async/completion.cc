@@ -9,7 +9,7 @@ bool Completion::Finish(absl::Status status) {
   // A continuation may drop the last outside reference; status_ must outlive the loop.
   CompletionRef keep(this);
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (done_.load(std::memory_order_relaxed)) return false;
     status_ = std::move(status);
     done_.store(true, std::memory_order_release);
@@ -22,7 +22,7 @@ bool Completion::Finish(absl::Status status) {
 
 void Completion::OnDone(Continuation continuation) {
   if (!done()) {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (!done_.load(std::memory_order_relaxed)) {
       continuations_.push_back(std::move(continuation));
       return;
@@ -33,7 +33,7 @@ void Completion::OnDone(Continuation continuation) {
 
 const absl::Status& Completion::Wait() {
   if (!done()) {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(
         +[](std::atomic<bool>* done) { return done->load(std::memory_order_relaxed); }, &done_));
   }

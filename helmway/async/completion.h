@@ -7,7 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
 
 namespace helmway::async {
@@ -38,7 +38,7 @@ class Completion final : public base::RefCounted<Completion> {
   const absl::Status& Wait();
 
  private:
-  mutable absl::Mutex mu_;
+  mutable base::Mutex mu_;
   std::atomic<bool> done_{false};
   absl::Status status_;  // written once, before done_
   absl::InlinedVector<Continuation, 1> continuations_ ABSL_GUARDED_BY(mu_);

@@ -24,14 +24,14 @@ ThreadPool::ThreadPool(Options options) : options_(std::move(options)) {
 
 ThreadPool::~ThreadPool() {
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     stopping_ = true;
   }
   for (pthread_t thread : threads_) pthread_join(thread, nullptr);
 }
 
 bool ThreadPool::Post(absl::AnyInvocable<void()> task) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (stopping_ || queue_.size() >= options_.max_queued) return false;
   queue_.push_back(std::move(task));
   return true;
@@ -47,7 +47,7 @@ void ThreadPool::Run() {
   while (true) {
     absl::AnyInvocable<void()> task;
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&ready));
       if (queue_.empty()) return;
       task = std::move(queue_.front());

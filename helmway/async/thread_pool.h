@@ -10,7 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
+#include "helmway/base/mutex.h"
 
 namespace helmway::async {
 
@@ -36,7 +36,7 @@ class ThreadPool {
   void Run();
 
   const Options options_;
-  absl::Mutex mu_;
+  base::Mutex mu_;
   std::deque<absl::AnyInvocable<void()>> queue_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<pthread_t> threads_;

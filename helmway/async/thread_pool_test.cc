@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "absl/synchronization/notification.h"
+#include "helmway/base/mutex.h"
 
 namespace helmway::async {
 namespace {
@@ -18,7 +18,7 @@ TEST(ThreadPool, OneThreadKeepsTheOrderAndDrainsAtTheEnd) {
 }
 
 TEST(ThreadPool, RefusesBeyondItsBound) {
-  absl::Notification started, go;
+  base::Notification started, go;
   ThreadPool pool({.name = "bound", .threads = 1, .max_queued = 2});
   ASSERT_TRUE(pool.Post([&] {
     started.Notify();

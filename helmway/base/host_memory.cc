@@ -34,7 +34,7 @@ struct HostMemoryPool::Cache {
   }
 
   void* Take(int64_t size) {
-    absl::MutexLock lock(&mu);
+    MutexLock lock(&mu);
     auto it = idle.find(size);
     if (it == idle.end() || it->second.empty()) return nullptr;
     void* block = it->second.back();
@@ -45,7 +45,7 @@ struct HostMemoryPool::Cache {
 
   // True if the block was kept.
   bool Give(void* block, int64_t size) {
-    absl::MutexLock lock(&mu);
+    MutexLock lock(&mu);
     if (bytes + size > max_bytes) return false;
     idle[size].push_back(block);
     bytes += size;
@@ -53,7 +53,7 @@ struct HostMemoryPool::Cache {
   }
 
   const int64_t max_bytes;
-  mutable absl::Mutex mu;
+  mutable Mutex mu;
   int64_t bytes ABSL_GUARDED_BY(mu) = 0;
   std::map<int64_t, std::vector<void*>> idle ABSL_GUARDED_BY(mu);
 };
@@ -63,7 +63,7 @@ HostMemoryPool::HostMemoryPool(int64_t max_cached_bytes)
 HostMemoryPool::~HostMemoryPool() = default;
 
 int64_t HostMemoryPool::cached_bytes() const {
-  absl::MutexLock lock(&cache_->mu);
+  MutexLock lock(&cache_->mu);
   return cache_->bytes;
 }
 

@@ -15,8 +15,9 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "helmway/base/happens_before.h"
+#include "helmway/base/mutex.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
 
@@ -92,6 +93,12 @@ struct Tag {
   void (*over)(void* call, bool ok);
 };
 
+// Every operation's tag goes through here, on the thread that starts the operation.
+void* Arm(Tag* tag) {
+  base::HappensBefore(tag);
+  return tag;
+}
+
 template <auto kOver, typename Call>
 Tag MakeTag(Call* call) {
   return {call, [](void* c, bool ok) { (static_cast<Call*>(c)->*kOver)(ok); }};
@@ -101,21 +108,21 @@ Tag MakeTag(Call* call) {
 class LiveCalls {
  public:
   void Add() {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     ++count_;
   }
   void Drop() {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     --count_;
   }
   void WaitForNone() {
     auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&none));
   }
 
  private:
-  absl::Mutex mu_;
+  base::Mutex mu_;
   int count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
@@ -161,19 +168,19 @@ class Flusher {
   Flusher() : thread_([this] { Run(); }) {}
   ~Flusher() {
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       stopping_ = true;
     }
     thread_.join();
   }
   void Add(std::shared_ptr<StreamHandle> stream) {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     due_.push_back(std::move(stream));
   }
 
  private:
   void Run();
-  absl::Mutex mu_;
+  base::Mutex mu_;
   std::vector<std::shared_ptr<StreamHandle>> due_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
@@ -191,7 +198,7 @@ class StreamHandle final : public SessionStream, public std::enable_shared_from_
  private:
   friend class SessionCall;
   Flusher* const flusher_;
-  absl::Mutex mu_;
+  base::Mutex mu_;
   SessionCall* call_ ABSL_GUARDED_BY(mu_);  // null once the call is finished
   std::deque<grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
   bool write_active_ ABSL_GUARDED_BY(mu_) = false;
@@ -210,9 +217,9 @@ class SessionCall {
   // Waits for the next client.
   static void Expect(const Server& server) {
     auto* call = new SessionCall(server);
-    call->context_.AsyncNotifyWhenDone(&call->ended_);
+    call->context_.AsyncNotifyWhenDone(Arm(&call->ended_));
     server.service->RequestIfrtSession(&call->context_, &call->stream_, server.queue, server.queue,
-                                       &call->accepted_);
+                                       Arm(&call->accepted_));
   }
 
  private:
@@ -231,7 +238,7 @@ class SessionCall {
       status = handler.status();
       if (handler.ok()) handler_ = *std::move(handler);
     }
-    absl::MutexLock lock(&handle_->mu_);
+    base::MutexLock lock(&handle_->mu_);
     if (!status.ok()) {
       FinishLocked(ToGrpcStatus(status));
       return;
@@ -241,7 +248,7 @@ class SessionCall {
 
   void OnRead(bool ok) {
     {
-      absl::MutexLock lock(&handle_->mu_);
+      base::MutexLock lock(&handle_->mu_);
       handle_->read_active_ = false;
       handle_->handling_ = true;
     }
@@ -258,7 +265,7 @@ class SessionCall {
       read_.Clear();
     }
     {
-      absl::MutexLock lock(&handle_->mu_);
+      base::MutexLock lock(&handle_->mu_);
       handle_->handling_ = false;
       if (!good) {
         FinishLocked(
@@ -276,7 +283,7 @@ class SessionCall {
 
   void OnWritten(bool ok) {
     {
-      absl::MutexLock lock(&handle_->mu_);
+      base::MutexLock lock(&handle_->mu_);
       handle_->write_active_ = false;
       if (!ok) {
         handle_->queue_.clear();
@@ -297,7 +304,7 @@ class SessionCall {
   // The call is over for gRPC: finished by us, or given up by the client.
   void OnEnded(bool /*ok*/) {
     {
-      absl::MutexLock lock(&handle_->mu_);
+      base::MutexLock lock(&handle_->mu_);
       handle_->queue_.clear();
       FinishLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the client has ended the session"));
     }
@@ -308,7 +315,7 @@ class SessionCall {
 
   void OneOver() {
     {
-      absl::MutexLock lock(&handle_->mu_);
+      base::MutexLock lock(&handle_->mu_);
       if (--pending_ > 0) return;
     }
     if (handler_ != nullptr) handler_->OnClosed();
@@ -322,7 +329,7 @@ class SessionCall {
     }
     handle_->read_active_ = true;
     ++pending_;
-    stream_.Read(&read_, &was_read_);
+    stream_.Read(&read_, Arm(&was_read_));
   }
 
   void StartNextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -338,7 +345,7 @@ class SessionCall {
     ++pending_;
     // Without gRPC's buffer hint, although more may follow at once: it has been seen to hold a message back
     // for good.
-    stream_.Write(response, &written_);
+    stream_.Write(response, Arm(&written_));
   }
 
   void FinishLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -355,7 +362,7 @@ class SessionCall {
       return;
     handle_->call_ = nullptr;
     ++pending_;
-    stream_.Finish(*handle_->finish_, &finished_);
+    stream_.Finish(*handle_->finish_, Arm(&finished_));
   }
 
   const Server server_;
@@ -380,7 +387,7 @@ void StreamHandle::Send(const IfrtResponse& response, bool patient) {
   grpc::ByteBuffer buffer = Serialize(response);
   bool schedule = false;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (call_ == nullptr || finish_.has_value()) return;
     queue_.push_back(std::move(buffer));
     if (!patient || queue_.size() >= kPatientBatch) flushing_ = true;
@@ -394,7 +401,7 @@ void StreamHandle::Send(const IfrtResponse& response, bool patient) {
 }
 
 void StreamHandle::Flush() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   scheduled_ = false;
   if (call_ == nullptr || finish_.has_value() || queue_.empty()) return;
   flushing_ = true;
@@ -407,7 +414,7 @@ void Flusher::Run() {
   while (true) {
     std::vector<std::shared_ptr<StreamHandle>> due;
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&wanted));
       if (mu_.AwaitWithTimeout(absl::Condition(&stop), kPatience)) return;
       due.swap(due_);
@@ -417,14 +424,14 @@ void Flusher::Run() {
 }
 
 void StreamHandle::SetPaused(bool paused) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (paused_ == paused) return;
   paused_ = paused;
   if (!paused && call_ != nullptr) call_->StartReadIfWanted();
 }
 
 void StreamHandle::Close(const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (call_ != nullptr) call_->FinishLocked(ToGrpcStatus(status));
 }
 
@@ -436,7 +443,7 @@ class StoreCall {
   static void Expect(const Server& server) {
     auto* call = new StoreCall(server);
     server.service->RequestHostBufferStore(&call->context_, &call->reader_, server.queue, server.queue,
-                                           &call->accepted_);
+                                           Arm(&call->accepted_));
   }
 
  private:
@@ -460,7 +467,7 @@ class StoreCall {
     if (!status.ok()) {
       Finish(status);
     } else {
-      reader_.Read(&read_, &was_read_);
+      reader_.Read(&read_, Arm(&was_read_));
     }
   }
 
@@ -475,15 +482,15 @@ class StoreCall {
       Finish(status);
       return;
     }
-    reader_.Read(&read_, &was_read_);
+    reader_.Read(&read_, Arm(&was_read_));
   }
 
   void Finish(const absl::Status& status) {
     if (status.ok()) {
       grpc::Slice empty;
-      reader_.Finish(grpc::ByteBuffer(&empty, 1), grpc::Status::OK, &finished_);
+      reader_.Finish(grpc::ByteBuffer(&empty, 1), grpc::Status::OK, Arm(&finished_));
     } else {
-      reader_.FinishWithError(ToGrpcStatus(status), &finished_);
+      reader_.FinishWithError(ToGrpcStatus(status), Arm(&finished_));
     }
   }
 
@@ -532,7 +539,7 @@ class LookupCall {
   static void Expect(const Server& server) {
     auto* call = new LookupCall(server);
     server.service->RequestHostBufferLookup(&call->context_, &call->request_, &call->writer_, server.queue,
-                                            server.queue, &call->accepted_);
+                                            server.queue, Arm(&call->accepted_));
   }
 
  private:
@@ -553,7 +560,7 @@ class LookupCall {
       if (bytes.ok()) bytes_ = *std::move(bytes);
     }
     if (!status.ok()) {
-      writer_.Finish(ToGrpcStatus(status), &finished_);
+      writer_.Finish(ToGrpcStatus(status), Arm(&finished_));
     } else {
       WriteNext();
     }
@@ -561,7 +568,7 @@ class LookupCall {
 
   void OnWritten(bool ok) {
     if (!ok) {
-      writer_.Finish(grpc::Status::CANCELLED, &finished_);
+      writer_.Finish(grpc::Status::CANCELLED, Arm(&finished_));
     } else {
       WriteNext();
     }
@@ -580,17 +587,22 @@ class LookupCall {
                                                                                  header + 1);
     grpc::Slice slices[2] = {grpc::Slice(header, static_cast<size_t>(end - header)), grpc::Slice()};
     if (size > 0) {
+      auto* owner = new std::shared_ptr<const void>(bytes_.owner);
+      base::HappensBefore(owner);
       slices[1] = grpc::Slice(
           const_cast<uint8_t*>(bytes_.data + offset_), static_cast<size_t>(size),
-          [](void* owner) { delete static_cast<std::shared_ptr<const void>*>(owner); },
-          new std::shared_ptr<const void>(bytes_.owner));
+          [](void* sent) {
+            base::HappensAfter(sent);
+            delete static_cast<std::shared_ptr<const void>*>(sent);
+          },
+          owner);
     }
     const grpc::ByteBuffer piece(slices, size > 0 ? 2 : 1);
     offset_ += size;
     if (offset_ < bytes_.size) {
-      writer_.Write(piece, &written_);
+      writer_.Write(piece, Arm(&written_));
     } else {
-      writer_.WriteAndFinish(piece, grpc::WriteOptions(), grpc::Status::OK, &finished_);
+      writer_.WriteAndFinish(piece, grpc::WriteOptions(), grpc::Status::OK, Arm(&finished_));
     }
   }
 
@@ -615,12 +627,14 @@ class UnaryCall {
   static void Expect(const Server& server) {
     auto* call = new UnaryCall(server);
     (server.service->*kMethod)(&call->context_, &call->request, &call->responder_, server.queue, server.queue,
-                               &call->accepted_);
+                               Arm(&call->accepted_));
   }
 
   std::string peer() const { return context_.peer(); }
   SessionManager& manager() const { return *server_.manager; }
-  void Finish(const absl::Status& status) { responder_.Finish(response, ToGrpcStatus(status), &finished_); }
+  void Finish(const absl::Status& status) {
+    responder_.Finish(response, ToGrpcStatus(status), Arm(&finished_));
+  }
 
   Request request;
   Response response;
@@ -706,6 +720,7 @@ class IfrtService final : public AsyncService, public PolledService {
     void* tag;
     bool ok;
     while (queue_->Next(&tag, &ok)) {
+      base::HappensAfter(tag);
       const Tag* over = static_cast<const Tag*>(tag);
       over->over(over->call, ok);
     }

@@ -14,8 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
+#include "helmway/base/mutex.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
 #include "helmway/wire/serialized.h"
@@ -59,7 +58,7 @@ struct Upload {
   int64_t announced = 0;
   std::string bytes;
   bool finished = false;
-  absl::Notification dropped;
+  base::Notification dropped;
 };
 
 class FakeWriter final : public HostBufferWriter {
@@ -98,7 +97,7 @@ class FakeSession final : public SessionHandler {
     const uint64_t op_id = request.request_metadata().op_id();
     std::function<void(uint64_t)> then;
     {
-      absl::MutexLock lock(&mu);
+      base::MutexLock lock(&mu);
       EXPECT_FALSE(closed) << "a request after OnClosed";
       requests.push_back(op_id);
       then = on_request;
@@ -106,12 +105,12 @@ class FakeSession final : public SessionHandler {
     if (then) then(op_id);
   }
   void OnClosed() override {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     EXPECT_FALSE(closed) << "OnClosed twice";
     closed = true;
   }
   absl::StatusOr<std::unique_ptr<HostBufferWriter>> StoreHostBuffer(uint64_t handle, int64_t size) override {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     if (size < 0) return absl::InvalidArgumentError("negative");
     if (uploads.count(handle) > 0) return absl::AlreadyExistsError("there already");
     auto upload = std::make_shared<Upload>();
@@ -120,7 +119,7 @@ class FakeSession final : public SessionHandler {
     return std::make_unique<FakeWriter>(upload);
   }
   absl::StatusOr<base::HostBytes> LookupHostBuffer(uint64_t handle) override {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     const auto it = buffers.find(handle);
     if (it == buffers.end()) return absl::NotFoundError("no buffer");
     auto owner = it->second;
@@ -128,7 +127,7 @@ class FakeSession final : public SessionHandler {
                            static_cast<int64_t>(owner->size()), false};
   }
   absl::Status DeleteHostBuffer(uint64_t handle) override {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     return buffers.erase(handle) > 0 ? absl::OkStatus() : absl::NotFoundError("no buffer");
   }
   absl::Status ReadHostBufferFromDisk(uint64_t handle, int64_t size) override {
@@ -136,17 +135,17 @@ class FakeSession final : public SessionHandler {
   }
 
   void AwaitRequests(size_t count) {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     auto here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return requests.size() >= count; };
     mu.Await(absl::Condition(&here));
   }
   void AwaitClosed() {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     mu.Await(absl::Condition(&closed));
   }
 
   const std::shared_ptr<SessionStream> stream;
-  absl::Mutex mu;
+  base::Mutex mu;
   std::vector<uint64_t> requests ABSL_GUARDED_BY(mu);
   std::function<void(uint64_t)> on_request ABSL_GUARDED_BY(mu);
   bool closed ABSL_GUARDED_BY(mu) = false;
@@ -167,14 +166,14 @@ class FakeManager final : public SessionManager {
       std::shared_ptr<SessionStream> stream) override {
     EXPECT_THAT(peer, StartsWith("ipv4:127.0.0.1:"));
     if (metadata.version().protocol_version() == 1) return absl::PermissionDeniedError("not you");
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     EXPECT_EQ(session, nullptr);
     session = std::make_shared<FakeSession>(std::move(stream));
     session->on_request = on_request;
     return std::shared_ptr<SessionHandler>(session);
   }
   std::shared_ptr<SessionHandler> FindSession(uint64_t session_id, const std::string&) override {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     return session_id == kSession ? session : nullptr;
   }
   bool RunBlocking(absl::AnyInvocable<void()> task) override {
@@ -184,7 +183,7 @@ class FakeManager final : public SessionManager {
   }
 
   std::shared_ptr<FakeSession> AwaitSession() {
-    absl::MutexLock lock(&mu);
+    base::MutexLock lock(&mu);
     auto here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return session != nullptr; };
     mu.Await(absl::Condition(&here));
     return session;
@@ -193,7 +192,7 @@ class FakeManager final : public SessionManager {
   bool refuse_blocking = false;
   // For the session that is opened next.
   std::function<void(uint64_t)> on_request;
-  absl::Mutex mu;
+  base::Mutex mu;
   std::shared_ptr<FakeSession> session ABSL_GUARDED_BY(mu);
 };
 
@@ -300,7 +299,7 @@ class IfrtServiceTest : public ::testing::Test {
 
   std::shared_ptr<Upload> UploadOf(uint64_t handle) {
     auto session = manager_.AwaitSession();
-    absl::MutexLock lock(&session->mu);
+    base::MutexLock lock(&session->mu);
     return session->uploads[handle];
   }
 
@@ -371,7 +370,7 @@ TEST_F(IfrtServiceTest, ASessionNeedsItsHeader) {
   const grpc::Status status = with_broken->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr(std::string(wire::kSessionMetadataKey)));
-  absl::MutexLock lock(&manager_.mu);
+  base::MutexLock lock(&manager_.mu);
   EXPECT_EQ(manager_.session, nullptr);
 }
 
@@ -387,7 +386,7 @@ TEST_F(IfrtServiceTest, RequestsAndResponsesKeepTheirOrder) {
   auto client = Open();
   auto session = manager_.AwaitSession();
   {
-    absl::MutexLock lock(&session->mu);
+    base::MutexLock lock(&session->mu);
     // Some wait for their answer, some do not.
     session->on_request = [stream = session->stream](uint64_t op_id) {
       stream->Send(Response(op_id), op_id % 3 != 0);
@@ -405,7 +404,7 @@ TEST_F(IfrtServiceTest, RequestsAndResponsesKeepTheirOrder) {
   EXPECT_THAT(client->ReadAll(), IsEmpty());
   EXPECT_TRUE(client->stream->Finish().ok());
   session->AwaitClosed();
-  absl::MutexLock lock(&session->mu);
+  base::MutexLock lock(&session->mu);
   EXPECT_EQ(session->requests, expected);
 }
 
@@ -448,7 +447,7 @@ TEST_F(IfrtServiceTest, AMalformedRequestEndsTheSession) {
   EXPECT_THAT(status.error_message(), HasSubstr("message 1"));
   auto session = manager_.AwaitSession();
   session->AwaitClosed();
-  absl::MutexLock lock(&session->mu);
+  base::MutexLock lock(&session->mu);
   EXPECT_THAT(session->requests, IsEmpty());
 }
 
@@ -459,7 +458,7 @@ TEST_F(IfrtServiceTest, AnEmptyRequestIsTheHandlersMatter) {
   EXPECT_TRUE(SendRaw(context, "IfrtSession", "").ok());
   auto session = manager_.AwaitSession();
   session->AwaitClosed();
-  absl::MutexLock lock(&session->mu);
+  base::MutexLock lock(&session->mu);
   EXPECT_THAT(session->requests, ElementsAre(0));
 }
 
@@ -477,7 +476,7 @@ TEST_F(IfrtServiceTest, PausedStreamsAreNotRead) {
   for (uint64_t i = 100; i < 200; ++i) session->stream->Send(Response(i), /*patient=*/i % 2 == 0);
   for (uint64_t i = 100; i < 200; ++i) EXPECT_EQ(client->Read(), i);
   {
-    absl::MutexLock lock(&session->mu);
+    base::MutexLock lock(&session->mu);
     EXPECT_THAT(session->requests, ElementsAre(1, 2, 3));
   }
   session->stream->SetPaused(true);  // pauses do not nest
@@ -514,7 +513,7 @@ TEST_F(IfrtServiceTest, CloseFromInsideARequest) {
   EXPECT_EQ(client->stream->Finish().error_code(), grpc::StatusCode::ABORTED);
   auto session = manager_.AwaitSession();
   session->AwaitClosed();
-  absl::MutexLock lock(&session->mu);
+  base::MutexLock lock(&session->mu);
   EXPECT_THAT(session->requests, ElementsAre(1, 2));
 }
 
@@ -557,7 +556,7 @@ TEST_F(IfrtServiceTest, LargeRequests) {
   ASSERT_TRUE(client->Write(8));
   auto session = manager_.AwaitSession();
   session->AwaitRequests(2);
-  absl::MutexLock lock(&session->mu);
+  base::MutexLock lock(&session->mu);
   EXPECT_THAT(session->requests, ElementsAre(7, 8));
 }
 
@@ -649,7 +648,7 @@ TEST_F(UploadTest, CancelledInTheMiddle) {
   // The stream may not have come to the server at all.
   std::shared_ptr<Upload> upload;
   {
-    absl::MutexLock lock(&session_->mu);
+    base::MutexLock lock(&session_->mu);
     const auto it = session_->uploads.find(1);
     if (it != session_->uploads.end()) upload = it->second;
   }
@@ -712,7 +711,7 @@ TEST_F(UploadTest, Lookups) {
   std::string large(size_t{5} << 20 | 12345, '\0');
   for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 2654435761u >> 13);
   {
-    absl::MutexLock lock(&session_->mu);
+    base::MutexLock lock(&session_->mu);
     session_->buffers[1] = std::make_shared<std::string>();
     session_->buffers[2] = std::make_shared<std::string>("abc");
     session_->buffers[3] = std::make_shared<std::string>(large);
@@ -741,7 +740,7 @@ TEST_F(UploadTest, ALookupKeepsItsBytes) {
   auto buffer = std::make_shared<std::string>(size_t{4} << 20, 'y');
   std::weak_ptr<std::string> weak = buffer;
   {
-    absl::MutexLock lock(&session_->mu);
+    base::MutexLock lock(&session_->mu);
     session_->buffers[1] = std::move(buffer);
   }
   grpc::ClientContext context;
@@ -767,7 +766,7 @@ TEST_F(UploadTest, ALookupKeepsItsBytes) {
 
 TEST_F(UploadTest, ALookupThatIsCancelled) {
   {
-    absl::MutexLock lock(&session_->mu);
+    base::MutexLock lock(&session_->mu);
     session_->buffers[1] = std::make_shared<std::string>(size_t{64} << 20, 'z');
   }
   grpc::ClientContext context;
@@ -785,7 +784,7 @@ TEST_F(UploadTest, ALookupThatIsCancelled) {
 
 TEST_F(UploadTest, Deletes) {
   {
-    absl::MutexLock lock(&session_->mu);
+    base::MutexLock lock(&session_->mu);
     session_->buffers[1] = std::make_shared<std::string>("abc");
   }
   auto remove = [this](uint64_t handle, uint64_t session) {

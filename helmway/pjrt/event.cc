@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "helmway/base/happens_before.h"
 #include "helmway/pjrt/error.h"
 #include "pjrt_c_api.h"
 
@@ -14,6 +15,7 @@ struct Waiter {
 };
 
 void RunWaiter(PJRT_Error* error, void* user_arg) {
+  base::HappensAfter(user_arg);
   std::unique_ptr<Waiter> waiter(static_cast<Waiter*>(user_arg));
   waiter->callback(ToStatus(waiter->api, error));
 }
@@ -69,6 +71,7 @@ void Event::OnReady(std::function<void(absl::Status)> callback) const {
                                .event = event_,
                                .callback = &RunWaiter,
                                .user_arg = waiter.get()};
+  base::HappensBefore(waiter.get());
   PJRT_Error* error = api_->PJRT_Event_OnReady(&args);
   if (error == nullptr) {
     waiter.release();  // RunWaiter owns it, and may have freed it already.

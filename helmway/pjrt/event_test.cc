@@ -3,7 +3,7 @@
 #include <atomic>
 #include <memory>
 
-#include "absl/synchronization/notification.h"
+#include "helmway/base/mutex.h"
 #include "helmway/pjrt/pjrt_testing.h"
 
 namespace helmway::pjrt {
@@ -43,7 +43,7 @@ TEST_F(EventTest, CallbackRunsOnceAfterTheEventIsGone) {
   Event event = OpenEvent(*client, &buffer);
   ASSERT_FALSE(event.IsReady());
   std::atomic<int> calls = 0;
-  absl::Notification called;
+  base::Notification called;
   auto state = std::make_shared<int>(7);
   std::weak_ptr<int> watch = state;
   event.OnReady([&, state = std::move(state)](absl::Status status) {

@@ -202,7 +202,7 @@ absl::Status Session::MakeFromHost(uint64_t handle, const ArraySpec& spec, std::
   std::vector<std::shared_ptr<array::Arrival>> arrivals;
   cluster::DeclareBuffers declare;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     ArrayRef array = NewArray(std::make_shared<const ArraySpec>(spec));
     HELMWAY_RETURN_IF_ERROR(Bind(handle, array));
     const absl::Span<const int32_t> devices = spec.sharding->devices();
@@ -254,7 +254,7 @@ void Session::HostBufferArrived(cluster::HostContents contents, Shards keep,
     link_->Fail(contents.targets, bytes.status());
   }
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     arrival->here = true;
     keep.Reset();
     ReleaseHeldLaunches();
@@ -288,7 +288,7 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
                                                    " devices"));
   }
 
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   std::vector<ArrayRef> parts;
   for (size_t i = 0; i < devices.size(); ++i) {
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef part,
@@ -342,7 +342,7 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
 
 absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysRequest& request,
                                         Reply& reply) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   HELMWAY_ASSIGN_OR_RETURN(ArrayRef whole, FindArray(request.array_handle()));
   const size_t count = whole->shards().size();
   if (static_cast<size_t>(request.result_handles_size()) != count) {
@@ -372,7 +372,7 @@ absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysR
 }
 
 absl::Status Session::HandleFullyReplicatedShard(const FullyReplicatedShardRequest& request, Reply& reply) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   HELMWAY_ASSIGN_OR_RETURN(ArrayRef whole, FindArray(request.array_handle()));
   const program::Sharding& sharding = *whole->spec().sharding;
   if (!sharding.IsFullyReplicated() && !sharding.IsSingleDevice()) {
@@ -404,7 +404,7 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
   std::optional<absl::string_view> memory_kind;
   if (request.has_memory_kind()) memory_kind = request.memory_kind();
 
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   std::vector<ArrayRef> sources;
   for (const uint64_t handle : request.array_handles()) {
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef source, FindArray(handle));
@@ -444,7 +444,7 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
   cluster::BufferId buffer;
   cluster::ReadFormat format;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef array, FindArray(request.array_handle()));
     const ArraySpec& spec = array->spec();
     if (!spec.sharding->IsFullyReplicated() && !spec.sharding->IsSingleDevice()) {
@@ -477,7 +477,7 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
 absl::Status Session::HandleCheckValueReady(const CheckValueReadyRequest& request, Reply& reply) {
   std::vector<cluster::BufferNames> names;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (const uint64_t handle : request.value_handles()) {
       HELMWAY_ASSIGN_OR_RETURN(ArrayRef array, FindArray(handle));
       names.push_back(array->shards().Names());
@@ -496,7 +496,7 @@ absl::Status Session::HandleCheckValueReady(const CheckValueReadyRequest& reques
 // ---- Forgetting ------------------------------------------------------------------------------------------
 
 absl::Status Session::HandleDeleteArray(const DeleteArrayRequest& request, Reply& reply) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   absl::Status first_error;
   for (const uint64_t handle : request.array_handle()) {
     const auto it = arrays_.find(handle);
@@ -512,7 +512,7 @@ absl::Status Session::HandleDeleteArray(const DeleteArrayRequest& request, Reply
 }
 
 absl::Status Session::HandleDestructArray(const DestructArrayRequest& request, Reply& reply) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   absl::Status first_error;
   for (const uint64_t handle : request.array_handle()) {
     if (arrays_.erase(handle) == 0) {
@@ -525,7 +525,7 @@ absl::Status Session::HandleDestructArray(const DestructArrayRequest& request, R
 }
 
 absl::Status Session::HandleIsArrayDeleted(const IsArrayDeletedRequest& request, Reply& reply) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const auto it = arrays_.find(request.array_handle());
   if (it == arrays_.end())
     return absl::NotFoundError(absl::StrCat("no array has the handle ", request.array_handle()));

@@ -85,7 +85,7 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   const bool wants_status = request.execute_options().fill_status();
   LoadedExecutableExecuteResponse& response = *reply.response.mutable_loaded_executable_execute_response();
 
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   std::shared_ptr<const Executable> executable = FindExecutable(request.loaded_executable_handle());
   if (executable == nullptr) {
     return absl::NotFoundError(
@@ -212,7 +212,7 @@ void Session::ReleaseHeldLaunches() {
 }
 
 void Session::LaunchDone() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   --launches_under_way_;
   if (paused_ && launches_under_way_ <= proxy_->options().max_launches_under_way / 2) {
     paused_ = false;
@@ -281,7 +281,7 @@ absl::Status Session::HandleLoadedExecutableDestruct(const LoadedExecutableDestr
                                                      Reply& reply) {
   std::shared_ptr<const Executable> executable;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     const auto it = executables_.find(request.loaded_executable_handle());
     if (it == executables_.end()) {
       return absl::NotFoundError(

@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64
   absl::Status refused;
   Arrived waiting;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (closed_) return SessionEnded();
     Entry& entry = entries_[handle];
     if (entry.storing || entry.complete || !entry.failure.ok()) {
@@ -104,7 +104,7 @@ absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64
 
 absl::Status HostBuffers::Put(uint64_t handle, base::HostBytes bytes) {
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (closed_) return SessionEnded();
     Entry& entry = entries_[handle];
     if (entry.storing || entry.complete || !entry.failure.ok()) {
@@ -118,7 +118,7 @@ absl::Status HostBuffers::Put(uint64_t handle, base::HostBytes bytes) {
 void HostBuffers::Complete(uint64_t handle, absl::StatusOr<base::HostBytes> bytes) {
   Arrived waiting;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (closed_) return;
     Entry& entry = entries_[handle];
     if (!entry.waiting) {
@@ -140,7 +140,7 @@ void HostBuffers::Complete(uint64_t handle, absl::StatusOr<base::HostBytes> byte
 void HostBuffers::Take(uint64_t handle, Arrived arrived) {
   absl::StatusOr<base::HostBytes> bytes = SessionEnded();
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (!closed_) {
       Entry& entry = entries_[handle];
       if (entry.waiting) {
@@ -167,7 +167,7 @@ bool HostBuffers::FailWaitsBefore(int64_t began_before_ns, const absl::Status& s
   std::vector<std::pair<uint64_t, Arrived>> failed;
   bool remain = false;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       Entry& entry = it->second;
       // An upload that has begun is not late: gRPC ends it when its client is gone.
@@ -189,7 +189,7 @@ bool HostBuffers::FailWaitsBefore(int64_t began_before_ns, const absl::Status& s
 }
 
 absl::StatusOr<base::HostBytes> HostBuffers::Lookup(uint64_t handle) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
   const auto it = entries_.find(handle);
   if (it == entries_.end() || !it->second.complete) {
@@ -200,7 +200,7 @@ absl::StatusOr<base::HostBytes> HostBuffers::Lookup(uint64_t handle) {
 
 absl::Status HostBuffers::Delete(uint64_t handle) {
   base::HostBytes dropped;  // freed outside the lock
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
   const auto it = entries_.find(handle);
   if (it == entries_.end() || !it->second.complete) {
@@ -215,7 +215,7 @@ absl::Status HostBuffers::Delete(uint64_t handle) {
 void HostBuffers::Close() {
   decltype(entries_) dropped;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
     dropped.swap(entries_);

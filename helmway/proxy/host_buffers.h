@@ -9,8 +9,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
 #include "helmway/net/ifrt_service.h"
 
 namespace helmway::proxy {
@@ -76,7 +76,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
 
   const std::shared_ptr<base::HostMemoryPool> pool_;
   const std::shared_ptr<HostBufferBudget> budget_;
-  absl::Mutex mu_;
+  base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mu_);
 };

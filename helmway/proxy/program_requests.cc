@@ -122,7 +122,7 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
     Response response;
     CompileResponse& result = *response.mutable_compile_response();
     {
-      absl::MutexLock lock(&self->mu_);
+      base::MutexLock lock(&self->mu_);
       if (self->closed_) return;
       const uint64_t handle = self->NewServerHandle();
       self->executables_[handle] = *executable;

@@ -38,7 +38,7 @@ Proxy::Proxy(cluster::WorkerLink* worker, ProxyOptions options)
 
 Proxy::~Proxy() {
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     stopping_ = true;
   }
   watcher_.join();
@@ -66,13 +66,13 @@ absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(
                                            std::make_shared<HostBuffers>(options_.host_memory, budget_));
   LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version()
             << ", serdes " << metadata.version().ifrt_serdes_version_number();
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   sessions_[session->id()] = session;
   return session;
 }
 
 std::shared_ptr<net::SessionHandler> Proxy::FindSession(uint64_t session_id, const std::string& peer) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end() || it->second->peer_host() != Host(peer)) return nullptr;
   return it->second;
@@ -85,7 +85,7 @@ cluster::LaunchId Proxy::NewLaunch() {
 
 void Proxy::Forget(uint64_t session_id) {
   std::shared_ptr<Session> dropped;
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return;
   dropped = std::move(it->second);
@@ -93,7 +93,7 @@ void Proxy::Forget(uint64_t session_id) {
 }
 
 void Proxy::WatchHostBuffers() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   watching_ = true;
 }
 
@@ -104,7 +104,7 @@ void Proxy::Watch() {
   while (true) {
     std::vector<std::shared_ptr<Session>> sessions;
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&wanted));
       if (mu_.AwaitWithTimeout(absl::Condition(&stop),
                                std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10)))) {

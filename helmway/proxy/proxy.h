@@ -9,10 +9,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/proxy/host_buffers.h"
@@ -70,7 +70,7 @@ class Proxy final : public net::SessionManager {
   std::atomic<cluster::BufferId> next_buffer_{1};
   std::atomic<cluster::ExecutableId> next_executable_{1};
   std::atomic<uint32_t> next_launch_{1};
-  absl::Mutex mu_;
+  base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   bool watching_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

@@ -34,7 +34,7 @@ Session::~Session() {
   link_->Close();
   host_buffers_->Close();
   // Handles go before the members that their shares report to.
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   arrays_.clear();
 }
 
@@ -124,7 +124,7 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
       if (!status.ok()) {
         BindErrors(r.result_array_handle(), status);
         if (r.result_status_handle() != 0) {
-          absl::MutexLock lock(&mu_);
+          base::MutexLock lock(&mu_);
           futures_.try_emplace(r.result_status_handle(), async::DoneCompletion(status));
         }
       }
@@ -206,7 +206,7 @@ std::shared_ptr<const Executable> Session::FindExecutable(uint64_t handle) {
 }
 
 absl::StatusOr<std::shared_ptr<const Executable>> Session::GetExecutable(uint64_t handle) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   std::shared_ptr<const Executable> executable = FindExecutable(handle);
   if (executable == nullptr)
     return absl::NotFoundError(absl::StrCat("no executable has the handle ", handle));
@@ -230,7 +230,7 @@ uint64_t Session::AddFuture(async::CompletionRef future) {
 absl::Status Session::AnswerWithFuture(uint64_t handle, Reply& reply) {
   async::CompletionRef future;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     const auto it = futures_.find(handle);
     if (it == futures_.end()) return absl::NotFoundError(absl::StrCat("no future has the handle ", handle));
     future = std::move(it->second);
@@ -262,7 +262,7 @@ void Session::Release(cluster::BufferId first, uint32_t count) {
 void Session::FlushReleased() {
   std::vector<cluster::BufferNames> released;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (released_.empty()) return;
     released.swap(released_);
   }
@@ -274,7 +274,7 @@ void Session::OnClosed() {
   host_buffers_->Close();
   decltype(executables_) executables;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     closed_ = true;
     arrays_.clear();
     futures_.clear();

@@ -11,11 +11,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "helmway/array/array.h"
 #include "helmway/array/shards.h"
 #include "helmway/async/completion.h"
+#include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
@@ -183,7 +183,7 @@ class Session final : public net::SessionHandler,
   const std::shared_ptr<cluster::SessionLink> link_;
   absl::flat_hash_map<int32_t, int32_t> device_ids_;  // session id -> worker's id, for every device
 
-  absl::Mutex mu_;
+  base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   // Declared before everything that holds shards, since they report to it until the end.
   std::vector<cluster::BufferNames> released_ ABSL_GUARDED_BY(mu_);
@@ -203,7 +203,7 @@ class Session final : public net::SessionHandler,
 
 template <typename Handles>
 void Session::BindErrors(const Handles& handles, const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   for (const uint64_t handle : handles) {
     if (handle != 0) arrays_.try_emplace(handle, base::MakeRef<array::Array>(status));
   }

@@ -11,7 +11,7 @@ DeviceQueue::DeviceQueue(const pjrt::Device* device) : device_(device), thread_(
 
 DeviceQueue::~DeviceQueue() {
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     stopping_ = true;
     pushed_.Signal();
   }
@@ -20,18 +20,18 @@ DeviceQueue::~DeviceQueue() {
 }
 
 void DeviceQueue::Push(LaunchRef launch, size_t part) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   items_.push_back({std::move(launch), part});
   pushed_.Signal();
 }
 
 void DeviceQueue::PushQuietly(LaunchRef launch, size_t part) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   items_.push_back({std::move(launch), part});
 }
 
 void DeviceQueue::Wake() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   pushed_.Signal();
 }
 
@@ -59,22 +59,22 @@ void DeviceQueue::RunOrWake() {
 }
 
 void DeviceQueue::WaitForRoom() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   while (in_flight_ >= kMaxLaunchesInFlight) finished_.Wait(&mu_);
 }
 
 void DeviceQueue::WaitUntilIdle() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   while (in_flight_ > 0) finished_.Wait(&mu_);
 }
 
 void DeviceQueue::LaunchStarted() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   ++in_flight_;
 }
 
 void DeviceQueue::LaunchFinished() {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   --in_flight_;
   finished_.Signal();
 }
@@ -84,7 +84,7 @@ void DeviceQueue::Run() {
   while (true) {
     Item item;
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       while (running_ || (items_.empty() && !stopping_)) pushed_.Wait(&mu_);
       if (items_.empty()) return;
       item = std::move(items_.front());
@@ -92,13 +92,13 @@ void DeviceQueue::Run() {
       running_ = true;
     }
     item.launch->RunPart(item.part, this);
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     running_ = false;
   }
 }
 
 void Sequencer::Enqueue(const LaunchRef& launch) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const std::vector<DeviceQueue*>& queues = launch->program().queues;
   for (size_t i = 0; i < queues.size(); ++i) queues[i]->Push(launch, i);
 }

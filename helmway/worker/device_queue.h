@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "helmway/base/mutex.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/launch.h"
 
@@ -54,9 +54,9 @@ class DeviceQueue {
   void Run();
 
   const pjrt::Device* const device_;
-  absl::Mutex mu_;
-  absl::CondVar pushed_;
-  absl::CondVar finished_;
+  base::Mutex mu_;
+  base::CondVar pushed_;
+  base::CondVar finished_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mu_);
   int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   bool running_ ABSL_GUARDED_BY(mu_) = false;  // some thread runs a part
@@ -71,7 +71,7 @@ class Sequencer {
   void Enqueue(const LaunchRef& launch);
 
  private:
-  absl::Mutex mu_;
+  base::Mutex mu_;
 };
 
 }  // namespace helmway::worker

@@ -36,7 +36,7 @@ bool LaunchRecord::InputsAreHere(size_t index, const DeviceQueue* queue) const {
 }
 
 absl::Status LaunchRecord::Meet(const absl::Status& mine) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   meeting_.Update(mine);
   if (++arrived_ == parts_.size() && cancelled_->load(std::memory_order_relaxed)) {
     meeting_.Update(absl::CancelledError("the session has ended"));
@@ -108,7 +108,7 @@ void LaunchRecord::FinishPart(size_t index, const absl::Status& status) {
   bool last;
   absl::Status outcome;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     outcome_.Update(status);
     last = ++finished_ == parts_.size();
     outcome = outcome_;

@@ -10,8 +10,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "helmway/async/completion.h"
+#include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/worker/slot.h"
@@ -77,7 +77,7 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   absl::AnyInvocable<void(const absl::Status&)> on_done_;
   std::vector<LaunchPart> parts_;
 
-  absl::Mutex mu_;
+  base::Mutex mu_;
   size_t arrived_ ABSL_GUARDED_BY(mu_) = 0;
   size_t finished_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status meeting_ ABSL_GUARDED_BY(mu_);  // first error before the start

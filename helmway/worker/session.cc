@@ -79,7 +79,7 @@ SlotRef Session::FindOrFailed(cluster::BufferId id) {
 }
 
 void Session::Declare(cluster::DeclareBuffers command) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (closed_) return;
   for (const cluster::BufferTarget& target : command.targets) {
     SlotRef slot = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
@@ -91,7 +91,7 @@ void Session::Declare(cluster::DeclareBuffers command) {
 void Session::Fill(cluster::HostContents contents) {
   absl::InlinedVector<std::pair<SlotRef, const pjrt::Device*>, 1> work;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (const cluster::BufferTarget& target : contents.targets) {
       SlotRef slot = FindLocked(target.buffer);
       if (!slot) continue;
@@ -120,7 +120,7 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
   for (const cluster::BufferTarget& target : targets) {
     SlotRef slot;
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       slot = FindLocked(target.buffer);
     }
     if (slot) slot->ready->Finish(status);
@@ -128,7 +128,7 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
 }
 
 std::shared_ptr<const LoadedProgram> Session::FindProgram(cluster::ExecutableId id) {
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const auto it = programs_.find(id);
   return it == programs_.end() ? nullptr : it->second;
 }
@@ -152,7 +152,7 @@ void Session::Execute(cluster::Launch launch) {
   parts.resize(devices);
   bool held;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (size_t d = 0; d < devices; ++d) {
       LaunchPart& part = parts[d];
       part.done = base::MakeRef<async::Completion>();
@@ -199,7 +199,7 @@ void Session::Flush() {
 void Session::ReleaseLaunch(cluster::LaunchId id) {
   LaunchRef record;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     const auto it = held_.find(id);
     if (it == held_.end()) return;
     record = std::move(it->second);
@@ -213,7 +213,7 @@ void Session::Copy(cluster::CopyBuffers command) {
     SlotRef source;
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
     {
-      absl::MutexLock lock(&mu_);
+      base::MutexLock lock(&mu_);
       source = FindOrFailed(command.sources.at(i));
       if (closed_) return;
       slots_[command.results.at(i)] = result;
@@ -266,7 +266,7 @@ void Session::Copy(cluster::CopyBuffers command) {
 void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
   std::vector<SlotRef> dropped;  // freed outside the lock: giving memory back takes time
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (const cluster::BufferNames& names : buffers) {
       for (size_t i = 0; i < names.size(); ++i) {
         const auto it = slots_.find(names.at(i));
@@ -288,7 +288,7 @@ void Session::Read(cluster::BufferId buffer, cluster::ReadFormat format,
                    absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
   SlotRef slot;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     slot = FindOrFailed(buffer);
   }
   if (slot->consumed.load(std::memory_order_relaxed)) return done(Consumed());
@@ -309,7 +309,7 @@ void Session::Await(const std::vector<cluster::BufferNames>& buffers,
                     absl::AnyInvocable<void(const absl::Status&)> done) {
   auto state = std::make_shared<AwaitState>();
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     for (const cluster::BufferNames& names : buffers) {
       for (size_t i = 0; i < names.size(); ++i) state->slots.push_back(FindOrFailed(names.at(i)));
     }
@@ -356,7 +356,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   }
   result.code_size_bytes = executable->GeneratedCodeSizeBytes().value_or(0);
   program->executable = std::move(executable);
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
   programs_[command.executable] = std::move(program);
   return result;
@@ -378,7 +378,7 @@ void Session::Compile(cluster::CompileProgram command,
 
 void Session::Unload(cluster::ExecutableId executable) {
   std::shared_ptr<const LoadedProgram> dropped;
-  absl::MutexLock lock(&mu_);
+  base::MutexLock lock(&mu_);
   const auto it = programs_.find(executable);
   if (it == programs_.end()) return;
   dropped = std::move(it->second);
@@ -406,7 +406,7 @@ void Session::Close() {
   decltype(programs_) programs;
   decltype(held_) held;
   {
-    absl::MutexLock lock(&mu_);
+    base::MutexLock lock(&mu_);
     if (closed_) return;
     closed_ = true;
     cancelled_->store(true);

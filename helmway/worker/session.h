@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
@@ -54,7 +54,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   Worker* const worker_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
-  absl::Mutex mu_;
+  base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<cluster::BufferId, SlotRef> slots_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "helmway/base/mutex.h"
 #include "helmway/pjrt/pjrt_testing.h"
 #include "helmway/worker/host_transfer.h"
 
@@ -89,25 +89,25 @@ template <typename T>
 class Answer {
  public:
   void operator()(T value) const {
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     ++state_->times;
     state_->thread = std::this_thread::get_id();
     if (!state_->value) state_->value.emplace(std::move(value));
   }
   bool done() const {
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     return state_->value.has_value();
   }
   int times() const {
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     return state_->times;
   }
   std::thread::id thread() const {
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     return state_->thread;
   }
   const T& Wait() const {
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     auto here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) { return state_->value.has_value(); };
     state_->mu.Await(absl::Condition(&here));
     return *state_->value;
@@ -115,13 +115,13 @@ class Answer {
   // The value may be changed or dropped by the test's thread alone.
   T Steal() const {
     Wait();
-    absl::MutexLock lock(&state_->mu);
+    base::MutexLock lock(&state_->mu);
     return std::move(*state_->value);
   }
 
  private:
   struct State {
-    absl::Mutex mu;
+    base::Mutex mu;
     std::optional<T> value ABSL_GUARDED_BY(mu);
     int times ABSL_GUARDED_BY(mu) = 0;
     std::thread::id thread ABSL_GUARDED_BY(mu);

@@ -1,0 +1,120 @@
+#ifndef HELMWAY_BASE_MUTEX_H_
+#define HELMWAY_BASE_MUTEX_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
+#ifdef __SANITIZE_THREAD__
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/time/time.h"
+#endif
+
+namespace helmway::base {
+
+// Locks. In products they are abseil's. Under ThreadSanitizer they are the standard library's behind the same
+// calls: a distribution's abseil is not instrumented, so the order that its locks make would be invisible.
+// Conditions are absl::Condition in both.
+#ifndef __SANITIZE_THREAD__
+
+using Mutex = absl::Mutex;
+using MutexLock = absl::MutexLock;
+using CondVar = absl::CondVar;
+using Notification = absl::Notification;
+
+#else
+
+class ABSL_LOCKABLE Mutex {
+ public:
+  Mutex() = default;
+  Mutex(const Mutex&) = delete;
+  Mutex& operator=(const Mutex&) = delete;
+
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mu_.lock(); }
+  void Unlock() ABSL_UNLOCK_FUNCTION() {
+    // Whoever awaits a condition looks at it again after every change.
+    changed_.notify_all();
+    mu_.unlock();
+  }
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
+  void Await(const absl::Condition& condition) {
+    std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return condition.Eval(); });
+    lock.release();
+  }
+  bool AwaitWithTimeout(const absl::Condition& condition, absl::Duration timeout) {
+    std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
+    changed_.notify_all();
+    const bool met =
+        changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return condition.Eval(); });
+    lock.release();
+    return met;
+  }
+
+ private:
+  friend class CondVar;
+  std::mutex mu_;
+  std::condition_variable changed_;
+};
+
+class ABSL_SCOPED_LOCKABLE MutexLock {
+ public:
+  explicit MutexLock(Mutex* mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) { mu_->Lock(); }
+  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mu_->Unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex* const mu_;
+};
+
+class CondVar {
+ public:
+  void Wait(Mutex* mu) {
+    std::unique_lock<std::mutex> lock(mu->mu_, std::adopt_lock);
+    mu->changed_.notify_all();
+    signalled_.wait(lock);
+    lock.release();
+  }
+  void Signal() { signalled_.notify_one(); }
+  void SignalAll() { signalled_.notify_all(); }
+
+ private:
+  std::condition_variable signalled_;
+};
+
+class Notification {
+ public:
+  bool HasBeenNotified() const {
+    std::lock_guard<std::mutex> lock(mu_);
+    return notified_;
+  }
+  void Notify() {
+    std::lock_guard<std::mutex> lock(mu_);
+    notified_ = true;
+    changed_.notify_all();
+  }
+  void WaitForNotification() const {
+    std::unique_lock<std::mutex> lock(mu_);
+    changed_.wait(lock, [&] { return notified_; });
+  }
+  bool WaitForNotificationWithTimeout(absl::Duration timeout) const {
+    std::unique_lock<std::mutex> lock(mu_);
+    return changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return notified_; });
+  }
+
+ private:
+  mutable std::mutex mu_;
+  mutable std::condition_variable changed_;
+  bool notified_ = false;
+};
+
+#endif
+
+}  // namespace helmway::base
+
+#endif  // HELMWAY_BASE_MUTEX_H_
