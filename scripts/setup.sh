@@ -17,7 +17,7 @@ declare -A HELMWAY_PYTHONS_FOR=(
 )
 
 HELMWAY_APT_BUILD=(cmake ninja-build g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler
-  protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev libgtest-dev libgmock-dev python3-venv)
+  protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev libgtest-dev libgmock-dev python3-venv libpython3-dev)
 HELMWAY_APT_TEST=(clang-format clang-tidy)
 
 helmway_say() { printf '== %s\n' "$*" >&2; }

@@ -518,6 +518,47 @@ def wrong_use_is_an_error_and_harmless():
     return [raised, jnp.ones(2) + 1]
 
 
+def linalg_inputs(dtype=np.float32):
+    a = np.random.RandomState(0).randn(6, 6)
+    if np.issubdtype(dtype, np.complexfloating):
+        a = a + 1j * a.T
+    a = a.astype(dtype)
+    return a, a @ a.conj().T + 6 * np.eye(6, dtype=dtype)
+
+
+@operation
+def linalg_factorizations():
+    a, positive = linalg_inputs()
+    return {
+        "cholesky": jnp.linalg.cholesky(positive),
+        "qr": jnp.abs(jnp.linalg.qr(a)[1]),
+        "svd": jnp.linalg.svd(a, compute_uv=False),
+        "eigh": jnp.linalg.eigh(positive)[0],
+        "eig": jnp.sort(jnp.abs(jnp.linalg.eig(a)[0])),
+        "hessenberg and schur": jnp.linalg.norm(jax.scipy.linalg.schur(a)[0]),
+    }
+
+
+@operation
+def linalg_solvers_of_complex_matrices():
+    a, positive = linalg_inputs(np.complex64)
+    return [jnp.linalg.solve(positive, a), jnp.linalg.inv(positive), jnp.linalg.slogdet(positive)[1]]
+
+
+@operation
+def linalg_batched_and_sharded():
+    _, positive = linalg_inputs()
+    batch = jnp.stack([positive * (i + 1) for i in range(8)])
+    sharded = jax.device_put(batch, NamedSharding(mesh(8), P("x")))
+    return [jnp.linalg.cholesky(batch), jax.jit(jnp.linalg.cholesky)(sharded)]
+
+
+@operation
+def linalg_gradient():
+    a, positive = linalg_inputs()
+    return jax.grad(lambda x: jnp.linalg.slogdet(x)[1] + jnp.linalg.solve(x, a).sum())(positive)
+
+
 def main():
     jax.config.update("jax_threefry_partitionable", True)
     results = {}

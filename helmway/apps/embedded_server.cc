@@ -32,6 +32,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     auto host_memory = std::make_shared<base::HostMemoryPool>(CachedHostBytes());
     worker::WorkerOptions worker_options;
     worker_options.plugin_path = options.plugin_path;
+    worker_options.python = options.python;
     worker_options.virtual_devices = options.devices;
     worker_options.host_memory = host_memory;
     HELMWAY_ASSIGN_OR_RETURN(server->worker_, worker::Worker::Create(worker_options));

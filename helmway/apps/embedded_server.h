@@ -15,6 +15,7 @@ struct EmbeddedServerOptions {
   std::string listen_address;            // "127.0.0.1:0", "[::]:29000"
   int devices = 1;                       // virtual CPU devices of the one worker
   std::string plugin_path;               // shared library that exports GetPjrtApi
+  std::string python;                    // command whose jaxlib has JAX's custom calls; empty = none
   bool allow_remote_clients = false;     // admit peers that are not on this host
   std::vector<std::string> xla_flags;    // "--xla_...=..." as given
   std::string large_transfer_directory;  // shared-directory transfers; empty = refused

@@ -16,10 +16,8 @@ struct PluginSearch {
 
 // The PJRT plugin to load, as the path of a file that exists. The first of:
 //   1. flag_path, 2. HELMWAY_PJRT_PLUGIN: no other place is then looked at;
-//   3. lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so in the packages of VIRTUAL_ENV, of the environment that
-//   this
-//      program is installed in (<prefix>/bin or <packages>/helmway/bin), of the first python3 on PATH (links
-//      are followed only if its own place has none), and of the user (~/.local).
+//   3. lammps_jax_pjrt_cpu/pjrt_c_api_cpu_plugin.so in the packages of this program's Python environments
+//      (python_environments.h).
 // NOT_FOUND names what was looked at and what to install. Runs no other program; reads directories only.
 absl::StatusOr<std::string> FindPlugin(const PluginSearch& search);
 

@@ -10,6 +10,7 @@
 #include "helmway/apps/flags.h"
 #include "helmway/apps/listen_address.h"
 #include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
 
@@ -67,6 +68,8 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
 
   auto plugin = FindPlugin({options.plugin_path, context.executable_path, context.environment});
   if (!plugin.ok()) return fail(plugin.status());
+  auto python = FindPython({options.python, *plugin, context.executable_path, context.environment});
+  if (!python.ok()) return fail(python.status());
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
   if (!address.ok()) return fail(address.status());
 
@@ -76,6 +79,7 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
       context.start_server({.listen_address = *address,
                             .devices = options.devices,
                             .plugin_path = *plugin,
+                            .python = *python,
                             .allow_remote_clients = options.allow_remote_clients,
                             .xla_flags = flags.xla_flags,
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});

@@ -150,6 +150,14 @@ FlagSpec NodeType(absl::string_view default_type) {
 
 }  // namespace
 
+FlagSpec PythonFlag() {
+  return {.name = "python",
+          .help =
+              "Python command whose jaxlib has JAX's custom calls (LAPACK). Default: HELMWAY_PYTHON, else "
+              "the one "
+              "of the plugin's environment or of the first that has jaxlib; \"none\" is none."};
+}
+
 std::vector<FlagSpec> LoggingFlags() {
   return {
       {.name = "v", .type = FlagType::kInt, .help = "Verbosity of the log, 0 and up.", .max = 100},
@@ -252,6 +260,7 @@ const FlagTable& ProxyFlags() {
             .help = "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU "
                     "plugin of the "
                     "Python environment."},
+           PythonFlag(),
            {.name = "allow_remote_clients",
             .type = FlagType::kBool,
             .default_value = "false",
@@ -280,6 +289,7 @@ ProxyOptions ReadProxyFlags(ParsedFlags& flags) {
   options.scratch_location = ReadScratchLocation(flags, /*has_older_name=*/true);
   options.devices = static_cast<int>(flags.Int("devices"));
   options.plugin_path = flags.String("pjrt_plugin");
+  options.python = flags.String("python");
   options.allow_remote_clients = flags.Bool("allow_remote_clients");
   options.debugging = ReadDebuggingFlags(flags);
 

@@ -25,6 +25,9 @@ const FlagTable& WorkerFlags();
 // Flags of logging that every command takes: --v, --vmodule, --minloglevel and the ones without effect.
 std::vector<FlagSpec> LoggingFlags();
 
+// --python, for commands that run programs.
+FlagSpec PythonFlag();
+
 // What --temporary_flags_for_debugging may say that has a meaning here.
 struct DebuggingOptions {
   absl::Duration peer_unreachable_timeout;  // zero: not given
@@ -49,6 +52,7 @@ struct ProxyOptions {
   std::string sidecar_name;                  // "" or "external"
   int devices = 1;
   std::string plugin_path;  // empty: look for it
+  std::string python;       // empty: look for it
   bool allow_remote_clients = false;
   DebuggingOptions debugging;
 };

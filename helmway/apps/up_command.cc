@@ -12,6 +12,7 @@
 #include "helmway/apps/child_process.h"
 #include "helmway/apps/listen_address.h"
 #include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
 
@@ -67,7 +68,8 @@ const FlagTable& UpFlags() {
              {.name = "pjrt_plugin",
               .help =
                   "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin "
-                  "of the Python environment."}},
+                  "of the Python environment."},
+             PythonFlag()},
         .takes_command = true};
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
@@ -90,6 +92,8 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
 
   auto plugin = FindPlugin({flags.String("pjrt_plugin"), context.executable_path, context.environment});
   if (!plugin.ok()) return fail(plugin.status(), kExitFailure);
+  auto python = FindPython({flags.String("python"), *plugin, context.executable_path, context.environment});
+  if (!python.ok()) return fail(python.status(), kExitFailure);
   auto address = ChooseListenAddress(ListenScope::kLoopback, static_cast<int>(flags.Int("port")), "port");
   if (!address.ok()) return fail(address.status(), kExitFailure);
 
@@ -100,6 +104,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
       context.start_server({.listen_address = *std::move(address),
                             .devices = static_cast<int>(flags.Int("devices")),
                             .plugin_path = *std::move(plugin),
+                            .python = *std::move(python),
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();

@@ -327,8 +327,16 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   pjrt::CompileRequest request;
   request.code = command.code;
   request.serialized_options = command.options;
-  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                           worker_->client().Compile(request));
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = worker_->client().Compile(request);
+  if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
+    // JAX's custom calls are loaded when the first program wants one.
+    if (worker_->custom_calls().Load().ok()) compiled = worker_->client().Compile(request);
+    if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
+      return worker_->custom_calls().Explain(compiled.status());
+    }
+  }
+  HELMWAY_RETURN_IF_ERROR(compiled.status());
+  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
   cluster::CompiledProgram result;
   result.name = executable->name();
   result.num_replicas = executable->num_replicas();

@@ -26,8 +26,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   auto worker = std::unique_ptr<Worker>(new Worker());
   HELMWAY_ASSIGN_OR_RETURN(
       worker->client_,
-      pjrt::Client::Create(std::move(plugin),
-                           {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+  worker->custom_calls_ =
+      std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->host_memory_ = options.host_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {

@@ -11,12 +11,14 @@
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
 
 namespace helmway::worker {
 
 struct WorkerOptions {
   std::string plugin_path;  // shared library that exports GetPjrtApi
+  std::string python;       // command of the Python whose jaxlib has JAX's custom calls; empty: there is none
   int virtual_devices = 1;  // for the CPU platform, which makes as many as it is asked for
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
@@ -43,6 +45,7 @@ class Worker final : public cluster::WorkerLink {
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
   Sequencer& sequencer() { return sequencer_; }
+  CustomCalls& custom_calls() { return *custom_calls_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
@@ -54,6 +57,7 @@ class Worker final : public cluster::WorkerLink {
   // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
   // client.
   std::shared_ptr<pjrt::Client> client_;
+  std::unique_ptr<CustomCalls> custom_calls_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   Sequencer sequencer_;
