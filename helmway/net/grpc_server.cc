@@ -15,7 +15,8 @@
 namespace helmway::net {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& address,
-                                                              const std::vector<grpc::Service*>& services) {
+                                                              const std::vector<grpc::Service*>& services,
+                                                              const std::vector<PolledService*>& polled) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
@@ -33,13 +34,12 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
   auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
+  result->polled_ = polled;
   for (grpc::Service* service : services) {
     builder.RegisterService(service);
-    if (auto* polled = dynamic_cast<PolledService*>(service)) {
-      polled->AddQueues(builder);
-      result->polled_.push_back(polled);
-    }
+    if (auto* with_queue = dynamic_cast<PolledService*>(service)) result->polled_.push_back(with_queue);
   }
+  for (PolledService* with_queue : result->polled_) with_queue->AddQueues(builder);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   }
   result->server_ = std::move(server);
   result->port_ = port;
-  for (PolledService* polled : result->polled_) polled->Start();
+  for (PolledService* with_queue : result->polled_) with_queue->Start();
   return result;
 }
 
@@ -57,7 +57,7 @@ void GrpcServer::Shutdown() {
   if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
-  for (PolledService* polled : polled_) polled->Stop();
+  for (PolledService* with_queue : polled_) with_queue->Stop();
   server_.reset();
 }
 

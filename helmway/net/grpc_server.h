@@ -30,8 +30,10 @@ class GrpcServer {
   // Serves `services` (not owned; they must outlive the server) on `address` ("127.0.0.1:0", "[::]:29000").
   // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE
   // if the address can't be bound, naming it and the likely reason.
+  // `polled` are started and stopped likewise.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
-                                                           const std::vector<grpc::Service*>& services);
+                                                           const std::vector<grpc::Service*>& services,
+                                                           const std::vector<PolledService*>& polled = {});
   // Cancels running calls, waits for their reactors to end.
   ~GrpcServer();
 

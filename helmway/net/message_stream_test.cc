@@ -1,0 +1,193 @@
+#include "helmway/net/message_stream.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "helmway/base/mutex.h"
+
+namespace helmway::net {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+grpc::ByteBuffer Message(const std::string& text) {
+  grpc::Slice slice(text);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+std::string Text(const grpc::ByteBuffer& message) {
+  grpc::Slice slice;
+  EXPECT_TRUE(message.DumpToSingleSlice(&slice).ok());
+  return std::string(reinterpret_cast<const char*>(slice.begin()), slice.size());
+}
+
+// Keeps what comes. `answer`: sends each message back.
+class Receiver final : public MessageReceiver {
+ public:
+  explicit Receiver(bool answer = false) : answer_(answer) {}
+  void OnMessage(grpc::ByteBuffer& message) override {
+    std::shared_ptr<MessageStream> back;
+    {
+      base::MutexLock lock(&mu_);
+      messages_.push_back(Text(message));
+      if (answer_) back = stream_;
+    }
+    if (back != nullptr) back->Send(message);
+  }
+  void OnEnd(const absl::Status& status) override {
+    base::MutexLock lock(&mu_);
+    EXPECT_FALSE(ended_);
+    ended_ = true;
+    status_ = status;
+  }
+
+  void SetStream(std::shared_ptr<MessageStream> stream) {
+    base::MutexLock lock(&mu_);
+    stream_ = std::move(stream);
+  }
+  std::shared_ptr<MessageStream> stream() {
+    base::MutexLock lock(&mu_);
+    return stream_;
+  }
+  std::vector<std::string> WaitForMessages(size_t count) {
+    auto here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return messages_.size() >= count || ended_; };
+    base::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&here));
+    return messages_;
+  }
+  absl::Status WaitForEnd() {
+    auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ended_; };
+    base::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&over));
+    return status_;
+  }
+
+ private:
+  const bool answer_;
+  base::Mutex mu_;
+  std::vector<std::string> messages_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<MessageStream> stream_ ABSL_GUARDED_BY(mu_);
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+class MessageStreamTest : public ::testing::Test {
+ protected:
+  MessageStreamTest() {
+    service_ = MessageStreamService::Create(
+        {{"/test/Echo", [this](std::shared_ptr<MessageStream> stream, const std::string& peer) {
+            EXPECT_THAT(peer, HasSubstr("127.0.0.1"));
+            auto receiver = std::make_shared<Receiver>(true);
+            receiver->SetStream(std::move(stream));
+            base::MutexLock lock(&mu_);
+            accepted_.push_back(receiver);
+            return receiver;
+          }}});
+    auto server = GrpcServer::Start("127.0.0.1:0", {}, {service_.get()});
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    channel_ = OpenChannel(absl::StrCat("127.0.0.1:", server_->port()));
+  }
+  ~MessageStreamTest() override {
+    base::MutexLock lock(&mu_);
+    for (const auto& receiver : accepted_) receiver->SetStream(nullptr);
+  }
+
+  std::shared_ptr<Receiver> Accepted() {
+    auto here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !accepted_.empty(); };
+    base::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&here));
+    return accepted_.back();
+  }
+
+  base::Mutex mu_;
+  std::vector<std::shared_ptr<Receiver>> accepted_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<MessageStreamService> service_;
+  std::unique_ptr<GrpcServer> server_;
+  MessageStreamClient client_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::shared_ptr<Receiver> receiver_ = std::make_shared<Receiver>();
+};
+
+TEST_F(MessageStreamTest, MessagesGoBothWaysInOrderAndTheEndIsSeenByBoth) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  constexpr int kCount = 1000;
+  for (int i = 0; i < kCount; ++i) EXPECT_TRUE(stream->Send(Message(absl::StrCat(i))));
+  const auto messages = receiver_->WaitForMessages(kCount);
+  ASSERT_EQ(messages.size(), size_t{kCount});
+  for (int i = 0; i < kCount; ++i) ASSERT_EQ(messages[static_cast<size_t>(i)], absl::StrCat(i));
+  stream->Close(absl::OkStatus());
+  EXPECT_TRUE(receiver_->WaitForEnd().ok());
+  EXPECT_TRUE(Accepted()->WaitForEnd().ok());
+  EXPECT_FALSE(stream->Send(Message("late")));
+}
+
+TEST_F(MessageStreamTest, WhatIsQueuedGoesOutBeforeTheEnd) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  const std::string large(8 << 20, 'x');
+  for (int i = 0; i < 8; ++i) stream->Send(Message(large));
+  stream->Close(absl::OkStatus());
+  EXPECT_TRUE(receiver_->WaitForEnd().ok());
+  EXPECT_EQ(receiver_->WaitForMessages(8).size(), 8U);
+  EXPECT_EQ(stream->queued_bytes(), 0);
+}
+
+TEST_F(MessageStreamTest, TheAcceptingEndGivesAStatus) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  stream->Send(Message("a"));
+  receiver_->WaitForMessages(1);
+  Accepted()->stream()->Close(absl::DataLossError("all is lost"));
+  const absl::Status status = receiver_->WaitForEnd();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(status.message(), "all is lost");
+  EXPECT_EQ(Accepted()->WaitForEnd().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(MessageStreamTest, ACancelledStreamEndsAtBothEnds) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  stream->Send(Message("a"));
+  receiver_->WaitForMessages(1);
+  stream->Cancel();
+  EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(Accepted()->WaitForEnd().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(stream->Send(Message("late")));
+}
+
+TEST_F(MessageStreamTest, UnknownMethodsAreRefused) {
+  client_.Open(channel_, "/test/Nothing", receiver_);
+  const absl::Status status = receiver_->WaitForEnd();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/test/Nothing"));
+}
+
+TEST_F(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  stream->Send(Message("a"));
+  receiver_->WaitForMessages(1);
+  server_->Shutdown();
+  EXPECT_FALSE(receiver_->WaitForEnd().ok());
+  auto again = std::make_shared<Receiver>();
+  client_.Open(channel_, "/test/Echo", again);
+  EXPECT_EQ(again->WaitForEnd().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
+  std::shared_ptr<MessageStream> stream;
+  {
+    MessageStreamClient client;
+    stream = client.Open(channel_, "/test/Echo", receiver_);
+    stream->Send(Message("a"));
+    receiver_->WaitForMessages(1);
+  }
+  EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kCancelled);
+  stream->Close(absl::OkStatus());
+  stream->Cancel();
+}
+
+}  // namespace
+}  // namespace helmway::net
