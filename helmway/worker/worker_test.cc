@@ -14,6 +14,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
+#include "helmway/net/grpc_server.h"
+#include "helmway/net/remote_worker.h"
+#include "helmway/net/worker_service.h"
 #include "helmway/pjrt/pjrt_testing.h"
 #include "helmway/worker/host_transfer.h"
 
@@ -140,7 +143,10 @@ std::vector<T> Values(const base::HostBytes& bytes) {
 
 BufferNames One(BufferId id) { return {id, 1, {}}; }
 
-class WorkerTest : public ::testing::Test {
+// Whether a test has the worker in its own process or behind the network: nothing may tell them apart.
+enum class LinkKind { kInProcess, kRemote };
+
+class WorkerTest : public ::testing::TestWithParam<LinkKind> {
  protected:
   void SetUp() override {
     const char* plugin = std::getenv("HELMWAY_PJRT_PLUGIN");
@@ -153,7 +159,10 @@ class WorkerTest : public ::testing::Test {
                                   .host_memory = pool_});
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
-    for (const cluster::DeviceInfo& device : worker_->info().devices) devices_.push_back(device.id);
+    link_ = worker_.get();
+    if (GetParam() == LinkKind::kRemote) Serve();
+    ASSERT_NE(link_, nullptr);
+    for (const cluster::DeviceInfo& device : link_->info().devices) devices_.push_back(device.id);
     ASSERT_EQ(devices_.size(), 4u);
     session_ = OpenSession();
   }
@@ -161,11 +170,33 @@ class WorkerTest : public ::testing::Test {
     for (const auto& session : sessions_) session->Close();
     session_.reset();
     sessions_.clear();
+    remote_.reset();
+    streams_.reset();
+    server_.reset();
+    service_.reset();
     worker_.reset();
   }
 
+  void Serve() {
+    link_ = nullptr;
+    service_ = net::MakeWorkerService(worker_.get(), {.incarnation = 7, .host_memory = pool_});
+    auto server = net::GrpcServer::Start("127.0.0.1:0", {}, {service_.get()});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    streams_ = std::make_unique<net::MessageStreamClient>();
+    auto remote = net::ConnectToWorker({.address = absl::StrCat("127.0.0.1:", server_->port()),
+                                        .name = "worker 5 of slice 3",
+                                        .incarnation = 7,
+                                        .software = "test",
+                                        .streams = streams_.get(),
+                                        .host_memory = pool_});
+    ASSERT_TRUE(remote.ok()) << remote.status();
+    remote_ = *std::move(remote);
+    link_ = remote_.get();
+  }
+
   std::shared_ptr<SessionLink> OpenSession() {
-    sessions_.push_back(worker_->OpenSession(sessions_.size() + 1));
+    sessions_.push_back(link_->OpenSession(sessions_.size() + 1));
     return sessions_.back();
   }
 
@@ -282,6 +313,11 @@ class WorkerTest : public ::testing::Test {
 
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   std::unique_ptr<Worker> worker_;
+  std::unique_ptr<net::MessageStreamService> service_;
+  std::unique_ptr<net::GrpcServer> server_;
+  std::unique_ptr<net::MessageStreamClient> streams_;
+  std::unique_ptr<cluster::WorkerLink> remote_;
+  cluster::WorkerLink* link_ = nullptr;
   std::vector<std::shared_ptr<SessionLink>> sessions_;
   std::shared_ptr<SessionLink> session_;
   std::vector<DeviceId> devices_;
@@ -290,8 +326,8 @@ class WorkerTest : public ::testing::Test {
 
 // ---- The worker ----------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, DescribesItsDevices) {
-  const cluster::WorkerInfo& info = worker_->info();
+TEST_P(WorkerTest, DescribesItsDevices) {
+  const cluster::WorkerInfo& info = link_->info();
   EXPECT_EQ(info.platform_name, "cpu");
   for (const cluster::DeviceInfo& device : info.devices) {
     EXPECT_EQ(std::get<int64_t>(device.attributes.at("slice_index").value), 3);
@@ -302,13 +338,13 @@ TEST_F(WorkerTest, DescribesItsDevices) {
   for (const cluster::MemoryInfo& memory : info.memories) EXPECT_FALSE(memory.devices.empty());
 }
 
-TEST_F(WorkerTest, KnowsDefaultLayoutsAndAssignments) {
-  auto layout = worker_->DefaultLayout(kF32, {2, 3});
+TEST_P(WorkerTest, KnowsDefaultLayoutsAndAssignments) {
+  auto layout = link_->DefaultLayout(kF32, {2, 3});
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(*layout, "{1,0}");
-  EXPECT_EQ(worker_->DefaultLayout(kF32, {}).value_or("?"), "{}");
-  EXPECT_FALSE(worker_->DefaultLayout(/*type=*/12345, {2}).ok());
-  auto assignment = worker_->DefaultDeviceAssignment(2, 2);
+  EXPECT_EQ(link_->DefaultLayout(kF32, {}).value_or("?"), "{}");
+  EXPECT_FALSE(link_->DefaultLayout(/*type=*/12345, {2}).ok());
+  auto assignment = link_->DefaultDeviceAssignment(2, 2);
   ASSERT_TRUE(assignment.ok()) << assignment.status();
   EXPECT_EQ(assignment->size(), 4u);
 }
@@ -322,13 +358,13 @@ TEST(Worker, NamesAPluginThatIsNotThere) {
 
 // ---- Bytes in and out ----------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, ReadsWhatItWasFilledWith) {
+TEST_P(WorkerTest, ReadsWhatItWasFilledWith) {
   Put(*session_, 1, {1, 2, 3});
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
 }
 
-TEST_F(WorkerTest, AReadWaitsForTheBytes) {
+TEST_P(WorkerTest, AReadWaitsForTheBytes) {
   Declare(*session_, 1);
   const ReadAnswer read = StartRead(*session_, 1);
   const StatusAnswer ready = Await(*session_, {One(1)});
@@ -341,7 +377,7 @@ TEST_F(WorkerTest, AReadWaitsForTheBytes) {
   EXPECT_EQ(read.times(), 1);
 }
 
-TEST_F(WorkerTest, ScalarsAndEmptyArrays) {
+TEST_P(WorkerTest, ScalarsAndEmptyArrays) {
   cluster::HostContents scalar = Contents(1, {5});
   scalar.dims = {};
   Declare(*session_, 1);
@@ -356,7 +392,7 @@ TEST_F(WorkerTest, ScalarsAndEmptyArrays) {
   EXPECT_TRUE(Read(*session_, 2, {.byte_strides = std::vector<int64_t>{4, 8}}).ok());
 }
 
-TEST_F(WorkerTest, NarrowTypesTakeAByteEach) {
+TEST_P(WorkerTest, NarrowTypesTakeAByteEach) {
   cluster::HostContents contents;
   contents.targets = {{1, 0}};
   contents.element_type = kS4;
@@ -371,7 +407,7 @@ TEST_F(WorkerTest, NarrowTypesTakeAByteEach) {
   EXPECT_THAT(*values, ElementsAre(1, 2, 3, 4, 7));
 }
 
-TEST_F(WorkerTest, OneBufferForSeveralDevices) {
+TEST_P(WorkerTest, OneBufferForSeveralDevices) {
   cluster::HostContents contents = Contents(10, {1, 2, 3, 4});
   contents.targets.clear();
   for (size_t i = 0; i < 4; ++i) contents.targets.push_back({10 + i, devices_[i]});
@@ -386,7 +422,7 @@ TEST_F(WorkerTest, OneBufferForSeveralDevices) {
   for (BufferId id = 11; id < 14; ++id) EXPECT_THAT(ReadOk(*session_, id), ElementsAre(1, 2, 3, 4));
 }
 
-TEST_F(WorkerTest, StridedFill) {
+TEST_P(WorkerTest, StridedFill) {
   // Column-major in the host: element (i, j) at 4 * i + 8 * j.
   cluster::HostContents contents = Contents(1, {0, 10, 1, 11, 2, 12});
   contents.dims = {2, 3};
@@ -396,7 +432,7 @@ TEST_F(WorkerTest, StridedFill) {
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(0, 1, 2, 10, 11, 12));
 }
 
-TEST_F(WorkerTest, StridedFillWithGaps) {
+TEST_P(WorkerTest, StridedFillWithGaps) {
   cluster::HostContents contents = Contents(1, {1, -1, 2, -1, 3});
   contents.dims = {3};
   contents.byte_strides = std::vector<int64_t>{8};
@@ -405,7 +441,7 @@ TEST_F(WorkerTest, StridedFillWithGaps) {
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3));
 }
 
-TEST_F(WorkerTest, LargeStridedFill) {
+TEST_P(WorkerTest, LargeStridedFill) {
   constexpr int64_t kSide = 512;  // 1 MiB, which the calling thread shall not repack itself
   std::vector<float> transposed(kSide * kSide);
   for (int64_t i = 0; i < kSide; ++i) {
@@ -425,7 +461,7 @@ TEST_F(WorkerTest, LargeStridedFill) {
   for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], static_cast<float>(i));
 }
 
-TEST_F(WorkerTest, StridedRead) {
+TEST_P(WorkerTest, StridedRead) {
   cluster::HostContents contents = Contents(1, {0, 1, 2, 10, 11, 12});
   contents.dims = {2, 3};
   Declare(*session_, 1);
@@ -440,7 +476,7 @@ TEST_F(WorkerTest, StridedRead) {
   EXPECT_EQ(Read(*session_, 1, {.byte_strides = std::vector<int64_t>{4}}).status().code(), kInvalid);
 }
 
-TEST_F(WorkerTest, ADeviceLayoutDoesNotChangeWhatIsRead) {
+TEST_P(WorkerTest, ADeviceLayoutDoesNotChangeWhatIsRead) {
   cluster::HostContents contents = Contents(1, {0, 1, 2, 10, 11, 12});
   contents.dims = {2, 3};
   contents.minor_to_major = std::vector<int64_t>{0, 1};
@@ -449,7 +485,7 @@ TEST_F(WorkerTest, ADeviceLayoutDoesNotChangeWhatIsRead) {
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(0, 1, 2, 10, 11, 12));
 }
 
-TEST_F(WorkerTest, FillsThatCannotBeDoneAreErrorsOfTheBuffer) {
+TEST_P(WorkerTest, FillsThatCannotBeDoneAreErrorsOfTheBuffer) {
   Declare(*session_, 1);
   session_->Fill(Contents(1, {1}, /*device=*/99));
   EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
@@ -469,7 +505,7 @@ TEST_F(WorkerTest, FillsThatCannotBeDoneAreErrorsOfTheBuffer) {
   EXPECT_FALSE(Read(*session_, 3).ok());
 }
 
-TEST_F(WorkerTest, FillOfADeletedOrUnknownBufferIsSkipped) {
+TEST_P(WorkerTest, FillOfADeletedOrUnknownBufferIsSkipped) {
   Declare(*session_, 1);
   session_->Delete({One(1)});
   session_->Fill(Contents(1, {1}));
@@ -479,7 +515,7 @@ TEST_F(WorkerTest, FillOfADeletedOrUnknownBufferIsSkipped) {
   EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
 }
 
-TEST_F(WorkerTest, AHeldReadOutlivesItsBuffer) {
+TEST_P(WorkerTest, AHeldReadOutlivesItsBuffer) {
   std::vector<float> values(kLarge);
   std::iota(values.begin(), values.end(), 0.0f);
   Put(*session_, 1, values);
@@ -493,7 +529,7 @@ TEST_F(WorkerTest, AHeldReadOutlivesItsBuffer) {
 
 // ---- Launches ------------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, RunsAProgram) {
+TEST_P(WorkerTest, RunsAProgram) {
   CompileOk(*session_, 1, kAdd);
   Put(*session_, 1, {1, 2, 3, 4});
   Put(*session_, 2, {10, 20, 30, 40});
@@ -504,7 +540,7 @@ TEST_F(WorkerTest, RunsAProgram) {
   EXPECT_EQ(done.times(), 1);
 }
 
-TEST_F(WorkerTest, AProgramSaysWhatItIs) {
+TEST_P(WorkerTest, AProgramSaysWhatItIs) {
   auto compiled = Compile(*session_, 1, kSum, {3, 2, 1, 0});
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   EXPECT_THAT(compiled->name, HasSubstr("sum"));
@@ -516,7 +552,7 @@ TEST_F(WorkerTest, AProgramSaysWhatItIs) {
   EXPECT_TRUE(compiled->memory_stats.ok()) << compiled->memory_stats.status();
 }
 
-TEST_F(WorkerTest, ALaunchWaitsForItsInput) {
+TEST_P(WorkerTest, ALaunchWaitsForItsInput) {
   CompileOk(*session_, 1, AddOne(1));
   Declare(*session_, 1);
   const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
@@ -529,7 +565,7 @@ TEST_F(WorkerTest, ALaunchWaitsForItsInput) {
   EXPECT_TRUE(done.Wait().ok());
 }
 
-TEST_F(WorkerTest, AHeldLaunchLetsOthersGoFirst) {
+TEST_P(WorkerTest, AHeldLaunchLetsOthersGoFirst) {
   CompileOk(*session_, 1, AddOne(1));
   Declare(*session_, 1);
   const StatusAnswer held =
@@ -554,7 +590,7 @@ TEST_F(WorkerTest, AHeldLaunchLetsOthersGoFirst) {
   EXPECT_EQ(held.times(), 1);
 }
 
-TEST_F(WorkerTest, AChainOfManyLaunches) {
+TEST_P(WorkerTest, AChainOfManyLaunches) {
   CompileOk(*session_, 1, AddOne(3));
   Put(*session_, 1, {0, 100, 200});
   std::vector<StatusAnswer> done;
@@ -566,7 +602,7 @@ TEST_F(WorkerTest, AChainOfManyLaunches) {
   for (const StatusAnswer& answer : done) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
 }
 
-TEST_F(WorkerTest, AChainOverDevices) {
+TEST_P(WorkerTest, AChainOverDevices) {
   for (int d = 0; d < 4; ++d) CompileOk(*session_, static_cast<cluster::ExecutableId>(d + 1), AddOne(1), {d});
   Put(*session_, 1, {0});
   BufferId next = 1;
@@ -583,7 +619,7 @@ TEST_F(WorkerTest, AChainOverDevices) {
   EXPECT_THAT(ReadOk(*session_, next), ElementsAre(100));
 }
 
-TEST_F(WorkerTest, DeletedWhileInUse) {
+TEST_P(WorkerTest, DeletedWhileInUse) {
   CompileOk(*session_, 1, AddOne(kLarge));
   Put(*session_, 1, std::vector<float>(kLarge, 1));
   for (BufferId i = 1; i <= 50; ++i) {
@@ -600,7 +636,7 @@ TEST_F(WorkerTest, DeletedWhileInUse) {
   EXPECT_TRUE(read.Steal().ok());
 }
 
-TEST_F(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
+TEST_P(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
   Declare(*session_, 1);
   const ReadAnswer read = StartRead(*session_, 1);
   session_->Delete({One(1)});
@@ -611,7 +647,7 @@ TEST_F(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
 
 // ---- Donation ------------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, AChainOfDonations) {
+TEST_P(WorkerTest, AChainOfDonations) {
   CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
   Put(*session_, 1, std::vector<float>(kLarge, 0));
   for (BufferId i = 1; i <= 100; ++i) {
@@ -620,7 +656,7 @@ TEST_F(WorkerTest, AChainOfDonations) {
   EXPECT_THAT(ReadOk(*session_, 101), Each(100));
 }
 
-TEST_F(WorkerTest, UseAfterDonationFails) {
+TEST_P(WorkerTest, UseAfterDonationFails) {
   CompileOk(*session_, 1, AddOne(2, /*donates=*/true));
   Put(*session_, 1, {1, 2});
   Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}});
@@ -640,7 +676,7 @@ TEST_F(WorkerTest, UseAfterDonationFails) {
   }
 }
 
-TEST_F(WorkerTest, DonationWhileAReadIsHeld) {
+TEST_P(WorkerTest, DonationWhileAReadIsHeld) {
   CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
   Put(*session_, 1, std::vector<float>(kLarge, 1));
   const ReadAnswer read = StartRead(*session_, 1);
@@ -652,7 +688,7 @@ TEST_F(WorkerTest, DonationWhileAReadIsHeld) {
   EXPECT_TRUE(read.Steal().ok());
 }
 
-TEST_F(WorkerTest, DonationAfterAReadThatIsNotOver) {
+TEST_P(WorkerTest, DonationAfterAReadThatIsNotOver) {
   for (const int64_t size : {int64_t{2}, kLarge}) {
     SCOPED_TRACE(size);
     auto session = OpenSession();
@@ -671,7 +707,7 @@ TEST_F(WorkerTest, DonationAfterAReadThatIsNotOver) {
   }
 }
 
-TEST_F(WorkerTest, KeptArgumentsSurvive) {
+TEST_P(WorkerTest, KeptArgumentsSurvive) {
   CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
   Put(*session_, 1, std::vector<float>(kLarge, 1));
   // Numbers that are no arguments change nothing.
@@ -683,7 +719,7 @@ TEST_F(WorkerTest, KeptArgumentsSurvive) {
   EXPECT_THAT(ReadOk(*session_, 3), Each(2));
 }
 
-TEST_F(WorkerTest, TheHostsBytesAreTheReadersOwn) {
+TEST_P(WorkerTest, TheHostsBytesAreTheReadersOwn) {
   // The buffer lies in the host block; a run that consumes it may write there, but only there.
   CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
   cluster::HostContents contents = Contents(1, std::vector<float>(kLarge, 1));
@@ -698,7 +734,7 @@ TEST_F(WorkerTest, TheHostsBytesAreTheReadersOwn) {
 
 // ---- Errors as values ----------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, TheFirstCauseReachesEveryUse) {
+TEST_P(WorkerTest, TheFirstCauseReachesEveryUse) {
   CompileOk(*session_, 1, kAdd);
   Put(*session_, 1, {1, 2, 3, 4});
   for (const bool fail_first : {true, false}) {
@@ -727,7 +763,7 @@ TEST_F(WorkerTest, TheFirstCauseReachesEveryUse) {
   EXPECT_THAT(ReadOk(*session_, 300), ElementsAre(2, 4, 6, 8));
 }
 
-TEST_F(WorkerTest, OneFailedShardFailsACollectiveOnAllDevices) {
+TEST_P(WorkerTest, OneFailedShardFailsACollectiveOnAllDevices) {
   CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
   const absl::Status cause = absl::DataLossError("a shard is lost");
   for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
@@ -742,7 +778,7 @@ TEST_F(WorkerTest, OneFailedShardFailsACollectiveOnAllDevices) {
 
 // XLA's CPU client lets no program with several devices begin before every device of the one before has been
 // called: a part that is left out would stop them all.
-TEST_F(WorkerTest, OneFailedShardDoesNotStopLaterPrograms) {
+TEST_P(WorkerTest, OneFailedShardDoesNotStopLaterPrograms) {
   CompileOk(*session_, 2, kApart, {0, 1, 2, 3});
   const absl::Status cause = absl::DataLossError("a shard is lost");
   for (BufferId i = 0; i < 3; ++i) Put(*session_, 10 + i, {1, 2}, devices_[i]);
@@ -755,7 +791,7 @@ TEST_F(WorkerTest, OneFailedShardDoesNotStopLaterPrograms) {
   ExpectCollectivesRun();
 }
 
-TEST_F(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
+TEST_P(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
   for (int round = 0; round < 5; ++round) {
     auto session = OpenSession();
     CompileOk(*session, 2, kApart, {0, 1, 2, 3});
@@ -770,7 +806,7 @@ TEST_F(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
   ExpectCollectivesRun();
 }
 
-TEST_F(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
+TEST_P(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
   EXPECT_TRUE(Await(*session_, {}).Wait().ok());
   Declare(*session_, 1);
   Declare(*session_, 2);
@@ -790,7 +826,7 @@ TEST_F(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
 
 // ---- Copies --------------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
+TEST_P(WorkerTest, CopiesBetweenDevicesAndMemories) {
   Put(*session_, 1, {1, 2}, devices_[0]);
   Put(*session_, 2, {3, 4}, devices_[1]);
   session_->Copy({.sources = {1, 2, {}},
@@ -806,7 +842,7 @@ TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
   EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(2, 3));
 
   BufferId next = 100;
-  for (const cluster::MemoryInfo& memory : worker_->info().memories) {
+  for (const cluster::MemoryInfo& memory : link_->info().memories) {
     SCOPED_TRACE(memory.to_string);
     session_->Copy({.sources = One(1),
                     .results = One(next),
@@ -820,9 +856,9 @@ TEST_F(WorkerTest, CopiesBetweenDevicesAndMemories) {
   }
 }
 
-TEST_F(WorkerTest, FillsInAnyMemory) {
+TEST_P(WorkerTest, FillsInAnyMemory) {
   BufferId next = 1;
-  for (const cluster::MemoryInfo& memory : worker_->info().memories) {
+  for (const cluster::MemoryInfo& memory : link_->info().memories) {
     SCOPED_TRACE(memory.to_string);
     cluster::HostContents contents = Contents(next, {1, 2}, memory.devices[0]);
     contents.memory_kind = memory.kind;
@@ -833,7 +869,7 @@ TEST_F(WorkerTest, FillsInAnyMemory) {
   }
 }
 
-TEST_F(WorkerTest, ACopyWaitsForItsSource) {
+TEST_P(WorkerTest, ACopyWaitsForItsSource) {
   Declare(*session_, 1);
   session_->Copy({.sources = One(1), .results = One(2), .devices = {devices_[1]}, .memory_kind = ""});
   session_->Copy({.sources = One(2), .results = One(3), .devices = {devices_[2]}, .memory_kind = ""});
@@ -844,7 +880,7 @@ TEST_F(WorkerTest, ACopyWaitsForItsSource) {
   EXPECT_THAT(Values(*read.Wait()), ElementsAre(4));
 }
 
-TEST_F(WorkerTest, CopiesThatCannotBeDone) {
+TEST_P(WorkerTest, CopiesThatCannotBeDone) {
   Put(*session_, 1, {1});
   session_->Copy({.sources = One(1), .results = One(2), .devices = {99}, .memory_kind = ""});
   EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
@@ -856,7 +892,7 @@ TEST_F(WorkerTest, CopiesThatCannotBeDone) {
 
 // ---- Names ---------------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, NamesBelongToOneSession) {
+TEST_P(WorkerTest, NamesBelongToOneSession) {
   auto other = OpenSession();
   Put(*session_, 1, {1});
   CompileOk(*session_, 1, AddOne(1));
@@ -868,7 +904,7 @@ TEST_F(WorkerTest, NamesBelongToOneSession) {
   EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2));
 }
 
-TEST_F(WorkerTest, UnknownNames) {
+TEST_P(WorkerTest, UnknownNames) {
   CompileOk(*session_, 1, AddOne(1));
   EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
   EXPECT_EQ(Await(*session_, {One(1)}).Wait().code(), kInvalid);
@@ -887,7 +923,7 @@ TEST_F(WorkerTest, UnknownNames) {
 
 // ---- Programs ------------------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, ACompilerErrorKeepsItsText) {
+TEST_P(WorkerTest, ACompilerErrorKeepsItsText) {
   auto compiled = Compile(
       *session_, 1, "module { func.func public @main() -> tensor<f32> { return %nothing : tensor<f32> } }");
   ASSERT_FALSE(compiled.ok());
@@ -899,7 +935,7 @@ TEST_F(WorkerTest, ACompilerErrorKeepsItsText) {
   CompileOk(*session_, 1, kAdd);
 }
 
-TEST_F(WorkerTest, CostAnalysis) {
+TEST_P(WorkerTest, CostAnalysis) {
   CompileOk(*session_, 1, kAdd);
   Answer<absl::StatusOr<cluster::CostProperties>> known, unknown;
   session_->CostAnalysis(1, known);
@@ -913,7 +949,7 @@ TEST_F(WorkerTest, CostAnalysis) {
   EXPECT_EQ(unknown.Wait().status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(WorkerTest, UnloadedWhileItRuns) {
+TEST_P(WorkerTest, UnloadedWhileItRuns) {
   CompileOk(*session_, 1, AddOne(kLarge));
   Declare(*session_, 1);
   std::vector<StatusAnswer> done;
@@ -927,7 +963,7 @@ TEST_F(WorkerTest, UnloadedWhileItRuns) {
   EXPECT_FALSE(Execute(*session_, {.arguments = {One(1)}, .results = {One(100)}}).Wait().ok());
 }
 
-TEST_F(WorkerTest, TwoSessionsOfCollectivesAtOnce) {
+TEST_P(WorkerTest, TwoSessionsOfCollectivesAtOnce) {
   constexpr int kLaunches = 300;
   std::vector<std::shared_ptr<SessionLink>> sessions = {OpenSession(), OpenSession()};
   const std::vector<std::vector<int>> orders = {{0, 1, 2, 3}, {3, 1, 0, 2}};
@@ -971,7 +1007,7 @@ TEST_F(WorkerTest, TwoSessionsOfCollectivesAtOnce) {
   }
 }
 
-TEST_F(WorkerTest, CollectivesBesideOtherPrograms) {
+TEST_P(WorkerTest, CollectivesBesideOtherPrograms) {
   CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
   CompileOk(*session_, 2, AddOne(2), {2});
   PutSharded(*session_, 1, {0, 0, 0, 0, 0, 0, 0, 0});
@@ -989,7 +1025,7 @@ TEST_F(WorkerTest, CollectivesBesideOtherPrograms) {
 
 // ---- The end of a session ------------------------------------------------------------------------------
 
-TEST_F(WorkerTest, CloseEndsWhatWaits) {
+TEST_P(WorkerTest, CloseEndsWhatWaits) {
   CompileOk(*session_, 1, AddOne(1));
   Declare(*session_, 1);
   Declare(*session_, 2);
@@ -1023,7 +1059,7 @@ TEST_F(WorkerTest, CloseEndsWhatWaits) {
   EXPECT_THAT(ReadOk(*other, 2), ElementsAre(2));
 }
 
-TEST_F(WorkerTest, CommandsAfterClose) {
+TEST_P(WorkerTest, CommandsAfterClose) {
   CompileOk(*session_, 1, AddOne(1));
   Put(*session_, 1, {1});
   session_->Close();
@@ -1047,7 +1083,7 @@ TEST_F(WorkerTest, CommandsAfterClose) {
   EXPECT_EQ(cost.Wait().status().code(), kCancelled);
 }
 
-TEST_F(WorkerTest, CloseWithCollectivesUnderWay) {
+TEST_P(WorkerTest, CloseWithCollectivesUnderWay) {
   auto other = OpenSession();
   CompileOk(*session_, 1, kSum, {0, 1, 2, 3});
   CompileOk(*other, 1, kSum, {0, 1, 2, 3});
@@ -1069,7 +1105,7 @@ TEST_F(WorkerTest, CloseWithCollectivesUnderWay) {
   EXPECT_THAT(ReadOk(*other, 100 + 8 * 49), ElementsAre(16));
 }
 
-TEST_F(WorkerTest, OthersDoNotNoticeASessionThatIsDropped) {
+TEST_P(WorkerTest, OthersDoNotNoticeASessionThatIsDropped) {
   {
     auto dropped = worker_->OpenSession(999);
     CompileOk(*dropped, 1, AddOne(1));
@@ -1082,7 +1118,7 @@ TEST_F(WorkerTest, OthersDoNotNoticeASessionThatIsDropped) {
   EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2));
 }
 
-TEST_F(WorkerTest, ManyTypesRoundTrip) {
+TEST_P(WorkerTest, ManyTypesRoundTrip) {
   cluster::HostContents contents;
   contents.targets = {{1, 0}};
   contents.element_type = kS32;
@@ -1092,6 +1128,102 @@ TEST_F(WorkerTest, ManyTypesRoundTrip) {
   session_->Fill(std::move(contents));
   EXPECT_THAT(ReadOk<int32_t>(*session_, 1), ElementsAre(-1, 2, 1 << 30, 0));
 }
+
+// ---- A worker behind the network -----------------------------------------------------------------------
+
+class RemoteWorkerTest : public WorkerTest {};
+
+TEST_P(RemoteWorkerTest, LargeContentsTravelInPieces) {
+  std::vector<float> values(3 << 20);
+  std::iota(values.begin(), values.end(), 0.0F);
+  Put(*session_, 1, values);
+  EXPECT_EQ(ReadOk(*session_, 1), values);
+}
+
+TEST_P(RemoteWorkerTest, WhatWaitsForALostWorkerFailsWithDataLoss) {
+  CompileOk(*session_, 1, AddOne(4));
+  Declare(*session_, 1);
+  Put(*session_, 2, {1, 2, 3, 4});
+  EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(1, 2, 3, 4));
+  const ReadAnswer read = StartRead(*session_, 1);
+  const StatusAnswer await = Await(*session_, {One(1)});
+  const StatusAnswer run = Execute(*session_, {.arguments = {One(1)}, .results = {One(3)}, .held = true});
+  server_->Shutdown();
+  EXPECT_EQ(read.Wait().status().code(), kDataLoss);
+  EXPECT_THAT(std::string(read.Wait().status().message()), HasSubstr("worker 5 of slice 3"));
+  EXPECT_EQ(await.Wait().code(), kDataLoss);
+  EXPECT_EQ(run.Wait().code(), kDataLoss);
+  // And so does all that comes later.
+  EXPECT_EQ(Read(*session_, 2).status().code(), kDataLoss);
+  Put(*session_, 5, {1});
+  EXPECT_EQ(Await(*session_, {One(5)}).Wait().code(), kDataLoss);
+  const StatusAnswer late = Execute(*session_, {.arguments = {One(2)}, .results = {One(4)}});
+  EXPECT_EQ(late.Wait().code(), kDataLoss);
+  EXPECT_NE(late.thread(), std::this_thread::get_id());
+  EXPECT_EQ(Compile(*session_, 2, AddOne(4)).status().code(), kDataLoss);
+  EXPECT_EQ(link_->DefaultDeviceAssignment(1, 1).status().code(), kDataLoss);
+}
+
+TEST_P(RemoteWorkerTest, AnotherIncarnationIsRefused) {
+  auto other = net::ConnectToWorker({.address = absl::StrCat("127.0.0.1:", server_->port()),
+                                     .name = "worker",
+                                     .incarnation = 8,
+                                     .streams = streams_.get(),
+                                     .host_memory = pool_});
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("later one at its address"));
+}
+
+TEST_P(RemoteWorkerTest, NobodyThere) {
+  const int port = server_->port();
+  server_->Shutdown();
+  auto other = net::ConnectToWorker({.address = absl::StrCat("127.0.0.1:", port),
+                                     .name = "worker 9",
+                                     .streams = streams_.get(),
+                                     .host_memory = pool_});
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("worker 9"));
+}
+
+// What does not parse ends the session that sent it, and no other.
+TEST_P(RemoteWorkerTest, NonsenseEndsItsOwnSession) {
+  class Ended final : public net::MessageReceiver {
+   public:
+    explicit Ended(StatusAnswer answer) : answer_(std::move(answer)) {}
+    void OnMessage(grpc::ByteBuffer& /*message*/) override {}
+    void OnEnd(const absl::Status& status) override { answer_(status); }
+
+   private:
+    const StatusAnswer answer_;
+  };
+  const auto channel = net::OpenChannel(absl::StrCat("127.0.0.1:", server_->port()));
+  const std::vector<std::string> messages = {"",
+                                             "ab",
+                                             std::string("\xff\xff\xff\x7f", 4),
+                                             std::string(4, '\0'),
+                                             std::string("\1\0\0\0\xff", 5),
+                                             std::string(100, 'x')};
+  for (const char* method : {"Commands", "Bulk"}) {
+    for (const std::string& message : messages) {
+      const StatusAnswer ended;
+      auto stream = streams_->Open(channel, absl::StrCat("/helmway.cluster.WorkerService/", method),
+                                   std::make_shared<Ended>(ended));
+      grpc::Slice slice(message);
+      stream->Send(grpc::ByteBuffer(&slice, 1));
+      stream->Close(absl::OkStatus());
+      ended.Wait();
+    }
+  }
+  Put(*session_, 1, {1, 2});
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(Links, RemoteWorkerTest, ::testing::Values(LinkKind::kRemote));
+
+INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, ::testing::Values(LinkKind::kInProcess, LinkKind::kRemote),
+                         [](const auto& kind) {
+                           return kind.param == LinkKind::kRemote ? "Remote" : "InProcess";
+                         });
 
 }  // namespace
 }  // namespace helmway::worker

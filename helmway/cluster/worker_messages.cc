@@ -1,0 +1,277 @@
+#include "helmway/cluster/worker_messages.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/cord.h"
+
+namespace helmway::cluster {
+namespace {
+
+template <typename Values, typename Field>
+void Append(const Values& values, Field* field) {
+  field->Add(values.begin(), values.end());
+}
+
+void SetStrides(const std::optional<std::vector<int64_t>>& strides, proto::Strides* message) {
+  Append(*strides, message->mutable_bytes());
+}
+
+}  // namespace
+
+proto::StatusProto ToProto(const absl::Status& status) {
+  proto::StatusProto message;
+  message.set_code(static_cast<int32_t>(status.code()));
+  message.set_message(std::string(status.message()));
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    (*message.mutable_payloads())[std::string(type)] = std::string(payload);
+  });
+  return message;
+}
+
+absl::Status FromProto(const proto::StatusProto& message) {
+  absl::Status status(static_cast<absl::StatusCode>(message.code()), message.message());
+  for (const auto& [type, payload] : message.payloads()) status.SetPayload(type, absl::Cord(payload));
+  return status;
+}
+
+proto::Names ToProto(const BufferNames& names) {
+  proto::Names message;
+  if (names.list.empty()) {
+    message.set_first(names.first);
+    message.set_count(names.count);
+  } else {
+    Append(names.list, message.mutable_list());
+  }
+  return message;
+}
+
+BufferNames FromProto(const proto::Names& message) {
+  BufferNames names;
+  names.first = message.first();
+  names.count = message.count();
+  names.list.assign(message.list().begin(), message.list().end());
+  return names;
+}
+
+proto::Attribute ToProto(const AttributeValue& value) {
+  proto::Attribute message;
+  if (const auto* text = std::get_if<std::string>(&value.value)) {
+    message.set_text(*text);
+  } else if (const auto* flag = std::get_if<bool>(&value.value)) {
+    message.set_flag(*flag);
+  } else if (const auto* number = std::get_if<int64_t>(&value.value)) {
+    message.set_number(*number);
+  } else if (const auto* numbers = std::get_if<std::vector<int64_t>>(&value.value)) {
+    Append(*numbers, message.mutable_numbers()->mutable_values());
+  } else {
+    message.set_real(std::get<float>(value.value));
+  }
+  return message;
+}
+
+AttributeValue FromProto(const proto::Attribute& message) {
+  switch (message.value_case()) {
+    case proto::Attribute::kFlag:
+      return {message.flag()};
+    case proto::Attribute::kNumber:
+      return {int64_t{message.number()}};
+    case proto::Attribute::kNumbers:
+      return {std::vector<int64_t>(message.numbers().values().begin(), message.numbers().values().end())};
+    case proto::Attribute::kReal:
+      return {message.real()};
+    default:
+      return {message.text()};
+  }
+}
+
+proto::Worker ToProto(const WorkerInfo& info) {
+  proto::Worker message;
+  message.set_platform_name(info.platform_name);
+  message.set_platform_version(info.platform_version);
+  for (const DeviceInfo& device : info.devices) {
+    proto::Device& out = *message.add_devices();
+    out.set_id(device.id);
+    out.set_local_hardware_id(device.local_hardware_id);
+    out.set_kind(device.kind);
+    out.set_debug_string(device.debug_string);
+    out.set_to_string(device.to_string);
+    out.set_platform_name(device.platform_name);
+    if (device.default_memory) out.set_default_memory(*device.default_memory);
+    Append(device.memories, out.mutable_memories());
+    for (const auto& [name, value] : device.attributes) (*out.mutable_attributes())[name] = ToProto(value);
+  }
+  for (const MemoryInfo& memory : info.memories) {
+    proto::Memory& out = *message.add_memories();
+    out.set_id(memory.id);
+    out.set_kind(memory.kind);
+    out.set_kind_id(memory.kind_id);
+    out.set_debug_string(memory.debug_string);
+    out.set_to_string(memory.to_string);
+    Append(memory.devices, out.mutable_devices());
+  }
+  return message;
+}
+
+WorkerInfo FromProto(const proto::Worker& message) {
+  WorkerInfo info;
+  info.platform_name = message.platform_name();
+  info.platform_version = message.platform_version();
+  for (const proto::Device& in : message.devices()) {
+    DeviceInfo& device = info.devices.emplace_back();
+    device.id = in.id();
+    device.local_hardware_id = in.local_hardware_id();
+    device.kind = in.kind();
+    device.debug_string = in.debug_string();
+    device.to_string = in.to_string();
+    device.platform_name = in.platform_name();
+    if (in.has_default_memory()) device.default_memory = in.default_memory();
+    device.memories.assign(in.memories().begin(), in.memories().end());
+    for (const auto& [name, value] : in.attributes()) device.attributes[name] = FromProto(value);
+  }
+  for (const proto::Memory& in : message.memories()) {
+    MemoryInfo& memory = info.memories.emplace_back();
+    memory.id = in.id();
+    memory.kind = in.kind();
+    memory.kind_id = in.kind_id();
+    memory.debug_string = in.debug_string();
+    memory.to_string = in.to_string();
+    memory.devices.assign(in.devices().begin(), in.devices().end());
+  }
+  return info;
+}
+
+void AddTargets(const BufferTargets& targets, google::protobuf::RepeatedPtrField<proto::Target>* messages) {
+  for (const BufferTarget& target : targets) {
+    proto::Target& message = *messages->Add();
+    message.set_buffer(target.buffer);
+    message.set_device(target.device);
+  }
+}
+
+BufferTargets TargetsFrom(const google::protobuf::RepeatedPtrField<proto::Target>& messages) {
+  BufferTargets targets;
+  for (const proto::Target& message : messages) targets.push_back({message.buffer(), message.device()});
+  return targets;
+}
+
+proto::Declare ToProto(const DeclareBuffers& command) {
+  proto::Declare message;
+  AddTargets(command.targets, message.mutable_targets());
+  return message;
+}
+
+DeclareBuffers FromProto(const proto::Declare& message) { return {TargetsFrom(message.targets())}; }
+
+proto::Fill ToProto(const HostContents& contents) {
+  proto::Fill message;
+  AddTargets(contents.targets, message.mutable_targets());
+  message.set_element_type(contents.element_type);
+  Append(contents.dims, message.mutable_dims());
+  if (contents.byte_strides) SetStrides(contents.byte_strides, message.mutable_byte_strides());
+  message.set_memory_kind(contents.memory_kind);
+  if (contents.minor_to_major)
+    Append(*contents.minor_to_major, message.mutable_layout()->mutable_minor_to_major());
+  message.set_size(contents.bytes.size);
+  return message;
+}
+
+HostContents FromProto(const proto::Fill& message) {
+  HostContents contents;
+  contents.targets = TargetsFrom(message.targets());
+  contents.element_type = message.element_type();
+  contents.dims.assign(message.dims().begin(), message.dims().end());
+  if (message.has_byte_strides()) {
+    contents.byte_strides.emplace(message.byte_strides().bytes().begin(),
+                                  message.byte_strides().bytes().end());
+  }
+  contents.memory_kind = message.memory_kind();
+  if (message.has_layout()) {
+    contents.minor_to_major.emplace(message.layout().minor_to_major().begin(),
+                                    message.layout().minor_to_major().end());
+  }
+  return contents;
+}
+
+proto::Execute ToProto(const Launch& launch) {
+  proto::Execute message;
+  message.set_id(launch.id);
+  message.set_executable(launch.executable);
+  for (const BufferNames& names : launch.arguments) *message.add_arguments() = ToProto(names);
+  for (const BufferNames& names : launch.results) *message.add_results() = ToProto(names);
+  Append(launch.donated, message.mutable_donated());
+  Append(launch.kept, message.mutable_kept());
+  message.set_held(launch.held);
+  return message;
+}
+
+Launch FromProto(const proto::Execute& message) {
+  Launch launch;
+  launch.id = message.id();
+  launch.executable = message.executable();
+  for (const proto::Names& names : message.arguments()) launch.arguments.push_back(FromProto(names));
+  for (const proto::Names& names : message.results()) launch.results.push_back(FromProto(names));
+  launch.donated.assign(message.donated().begin(), message.donated().end());
+  launch.kept.assign(message.kept().begin(), message.kept().end());
+  launch.held = message.held();
+  return launch;
+}
+
+proto::Copy ToProto(const CopyBuffers& command) {
+  proto::Copy message;
+  *message.mutable_sources() = ToProto(command.sources);
+  *message.mutable_results() = ToProto(command.results);
+  Append(command.devices, message.mutable_devices());
+  message.set_memory_kind(command.memory_kind);
+  return message;
+}
+
+CopyBuffers FromProto(const proto::Copy& message) {
+  CopyBuffers command;
+  command.sources = FromProto(message.sources());
+  command.results = FromProto(message.results());
+  command.devices.assign(message.devices().begin(), message.devices().end());
+  command.memory_kind = message.memory_kind();
+  return command;
+}
+
+proto::Program ToProto(const CompiledProgram& program) {
+  proto::Program message;
+  message.set_name(program.name);
+  message.set_num_replicas(program.num_replicas);
+  message.set_num_partitions(program.num_partitions);
+  Append(program.devices, message.mutable_devices());
+  message.set_optimized_hlo_format(program.optimized_hlo_format);
+  message.set_optimized_hlo(program.optimized_hlo);
+  for (const std::string& kind : program.output_memory_kinds) message.add_output_memory_kinds(kind);
+  message.set_fingerprint(program.fingerprint);
+  if (program.memory_stats.ok()) {
+    message.set_memory_stats(*program.memory_stats);
+  } else {
+    *message.mutable_memory_stats_error() = ToProto(program.memory_stats.status());
+  }
+  message.set_code_size_bytes(program.code_size_bytes);
+  return message;
+}
+
+CompiledProgram FromProto(const proto::Program& message) {
+  CompiledProgram program;
+  program.name = message.name();
+  program.num_replicas = message.num_replicas();
+  program.num_partitions = message.num_partitions();
+  program.devices.assign(message.devices().begin(), message.devices().end());
+  program.optimized_hlo_format = message.optimized_hlo_format();
+  program.optimized_hlo = message.optimized_hlo();
+  program.output_memory_kinds.assign(message.output_memory_kinds().begin(),
+                                     message.output_memory_kinds().end());
+  program.fingerprint = message.fingerprint();
+  if (message.has_memory_stats_error()) {
+    program.memory_stats = FromProto(message.memory_stats_error());
+  } else {
+    program.memory_stats = message.memory_stats();
+  }
+  program.code_size_bytes = message.code_size_bytes();
+  return program;
+}
+
+}  // namespace helmway::cluster

@@ -1,0 +1,51 @@
+#ifndef HELMWAY_CLUSTER_WORKER_MESSAGES_H_
+#define HELMWAY_CLUSTER_WORKER_MESSAGES_H_
+
+// The values of worker_link.h as messages of worker.proto, and back. What comes from a message is checked for
+// its form only: the names and numbers in it mean what the receiver says.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "helmway/cluster/worker.pb.h"
+#include "helmway/cluster/worker_link.h"
+
+namespace helmway::cluster {
+
+// Version of the protocol between proxies and workers. A log:
+//   1  2026-11-29  first
+inline constexpr uint32_t kWorkerProtocol = 1;
+
+// Code, text and payloads. OK is an absent message.
+proto::StatusProto ToProto(const absl::Status& status);
+absl::Status FromProto(const proto::StatusProto& message);
+
+proto::Names ToProto(const BufferNames& names);
+BufferNames FromProto(const proto::Names& message);
+
+proto::Worker ToProto(const WorkerInfo& info);
+WorkerInfo FromProto(const proto::Worker& message);
+
+proto::Attribute ToProto(const AttributeValue& value);
+AttributeValue FromProto(const proto::Attribute& message);
+
+// Without the bytes, and without on_done.
+proto::Declare ToProto(const DeclareBuffers& command);
+DeclareBuffers FromProto(const proto::Declare& message);
+proto::Fill ToProto(const HostContents& contents);
+HostContents FromProto(const proto::Fill& message);
+proto::Execute ToProto(const Launch& launch);
+Launch FromProto(const proto::Execute& message);
+proto::Copy ToProto(const CopyBuffers& command);
+CopyBuffers FromProto(const proto::Copy& message);
+proto::Program ToProto(const CompiledProgram& program);
+CompiledProgram FromProto(const proto::Program& message);
+
+void AddTargets(const BufferTargets& targets, google::protobuf::RepeatedPtrField<proto::Target>* messages);
+BufferTargets TargetsFrom(const google::protobuf::RepeatedPtrField<proto::Target>& messages);
+
+}  // namespace helmway::cluster
+
+#endif  // HELMWAY_CLUSTER_WORKER_MESSAGES_H_

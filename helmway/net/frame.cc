@@ -1,0 +1,92 @@
+#include "helmway/net/frame.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "helmway/base/happens_before.h"
+
+namespace helmway::net {
+namespace {
+
+constexpr size_t kLengthBytes = 4;
+
+}  // namespace
+
+grpc::ByteBuffer MakeFrame(const google::protobuf::MessageLite& message, const base::HostBytes& bytes) {
+  const size_t length = message.ByteSizeLong();
+  grpc::Slice slices[2] = {grpc::Slice(kLengthBytes + length), grpc::Slice()};
+  auto* target = const_cast<uint8_t*>(slices[0].begin());
+  for (size_t i = 0; i < kLengthBytes; ++i) target[i] = static_cast<uint8_t>(length >> (8 * i));
+  message.SerializeWithCachedSizesToArray(target + kLengthBytes);
+  if (bytes.size == 0) return grpc::ByteBuffer(slices, 1);
+  auto* owner = new std::shared_ptr<const void>(bytes.owner);
+  base::HappensBefore(owner);
+  slices[1] = grpc::Slice(
+      const_cast<uint8_t*>(bytes.data), static_cast<size_t>(bytes.size),
+      [](void* sent) {
+        base::HappensAfter(sent);
+        delete static_cast<std::shared_ptr<const void>*>(sent);
+      },
+      owner);
+  return grpc::ByteBuffer(slices, 2);
+}
+
+absl::StatusOr<FrameReader> FrameReader::Open(const grpc::ByteBuffer& frame,
+                                              google::protobuf::MessageLite* message) {
+  FrameReader reader;
+  if (!frame.Dump(&reader.slices_).ok()) return absl::InvalidArgumentError("a frame can't be read");
+  size_t total = 0;
+  for (const grpc::Slice& slice : reader.slices_) total += slice.size();
+  // The length and the message may lie across slices.
+  auto copy = [&](size_t from, size_t count, uint8_t* target) {
+    for (const grpc::Slice& slice : reader.slices_) {
+      if (from >= slice.size()) {
+        from -= slice.size();
+        continue;
+      }
+      const size_t piece = std::min(count, slice.size() - from);
+      std::memcpy(target, slice.begin() + from, piece);
+      target += piece;
+      count -= piece;
+      from = 0;
+      if (count == 0) return;
+    }
+  };
+  if (total < kLengthBytes) return absl::InvalidArgumentError("a frame is too short");
+  uint8_t length_bytes[kLengthBytes];
+  copy(0, kLengthBytes, length_bytes);
+  size_t length = 0;
+  for (size_t i = 0; i < kLengthBytes; ++i) length |= size_t{length_bytes[i]} << (8 * i);
+  if (length > total - kLengthBytes) return absl::InvalidArgumentError("a frame is cut off");
+  bool parsed;
+  if (!reader.slices_.empty() && reader.slices_[0].size() >= kLengthBytes + length) {
+    parsed = message->ParseFromArray(reader.slices_[0].begin() + kLengthBytes, static_cast<int>(length));
+  } else {
+    std::string joined(length, '\0');
+    copy(kLengthBytes, length, reinterpret_cast<uint8_t*>(joined.data()));
+    parsed = message->ParseFromString(joined);
+  }
+  if (!parsed) return absl::InvalidArgumentError("a frame holds no message of its stream");
+  reader.offset_ = kLengthBytes + length;
+  reader.size_ = static_cast<int64_t>(total - reader.offset_);
+  return reader;
+}
+
+void FrameReader::CopyTo(uint8_t* target) const {
+  size_t skip = offset_;
+  for (const grpc::Slice& slice : slices_) {
+    if (skip >= slice.size()) {
+      skip -= slice.size();
+      continue;
+    }
+    std::memcpy(target, slice.begin() + skip, slice.size() - skip);
+    target += slice.size() - skip;
+    skip = 0;
+  }
+}
+
+}  // namespace helmway::net

@@ -1,0 +1,476 @@
+#include "helmway/net/remote_worker.h"
+
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "helmway/async/thread_pool.h"
+#include "helmway/base/mutex.h"
+#include "helmway/base/random.h"
+#include "helmway/base/status.h"
+#include "helmway/cluster/worker_messages.h"
+#include "helmway/net/transfers.h"
+
+namespace helmway::net {
+namespace {
+
+namespace proto = cluster::proto;
+
+constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
+constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
+// Commands that nobody waits for go out together when the caller flushes, or when so many are together.
+constexpr int kMaxBatch = 64;
+
+using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, const FrameReader*)>;
+
+// The streams of one session, from the proxy's side.
+class RemoteSession final : public cluster::SessionLink, public std::enable_shared_from_this<RemoteSession> {
+ public:
+  RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks)
+      : options_(options), callbacks_(std::move(callbacks)), transfers_(options.host_memory) {}
+  ~RemoteSession() override = default;
+
+  // `hello` is called with the worker's description, or with what kept it from coming.
+  void Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t id, Answered hello);
+
+  // Sends a command whose answer is wanted. `answered` may be called inside.
+  void Call(proto::Command command, Answered answered, const base::HostBytes& bytes = {});
+
+  // ---- cluster::SessionLink ----
+  void Declare(cluster::DeclareBuffers command) override {
+    proto::Command message;
+    *message.mutable_declare() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
+  void Fill(cluster::HostContents contents) override {
+    proto::Command message;
+    *message.mutable_fill() = cluster::ToProto(contents);
+    if (contents.bytes.size > kMaxInlineBytes) {
+      message.mutable_fill()->set_transfer(transfers_.Send(std::move(contents.bytes)));
+      contents.bytes = {};
+    }
+    SendNow(std::move(message), contents.bytes);
+  }
+  void Fail(const cluster::BufferTargets& targets, const absl::Status& status) override {
+    proto::Command message;
+    cluster::AddTargets(targets, message.mutable_fail()->mutable_targets());
+    *message.mutable_fail()->mutable_status() = cluster::ToProto(status);
+    SendNow(std::move(message));
+  }
+  void Execute(cluster::Launch launch) override;
+  void Flush() override;
+  void ReleaseLaunch(cluster::LaunchId id) override {
+    proto::Command message;
+    message.set_release_launch(id);
+    SendNow(std::move(message));
+  }
+  void Copy(cluster::CopyBuffers command) override {
+    proto::Command message;
+    *message.mutable_copy() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
+  void Delete(const std::vector<cluster::BufferNames>& buffers) override {
+    proto::Command message;
+    for (const cluster::BufferNames& names : buffers)
+      *message.mutable_delete_()->add_buffers() = cluster::ToProto(names);
+    SendNow(std::move(message));
+  }
+  void Read(cluster::BufferId buffer, cluster::ReadFormat format,
+            absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
+  void Await(const std::vector<cluster::BufferNames>& buffers,
+             absl::AnyInvocable<void(const absl::Status&)> done) override;
+  void Compile(cluster::CompileProgram command,
+               absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
+  void Unload(cluster::ExecutableId executable) override {
+    proto::Command message;
+    message.set_unload(executable);
+    SendNow(std::move(message));
+  }
+  void CostAnalysis(cluster::ExecutableId executable,
+                    absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
+  void Close() override;
+
+  // ---- From the streams ----
+  absl::Status OnEvent(const grpc::ByteBuffer& message);
+  absl::Status OnPiece(const grpc::ByteBuffer& message);
+  void OnLost(const absl::Status& status);
+
+ private:
+  using LaunchDone = absl::AnyInvocable<void(const absl::Status&)>;
+
+  void Post(proto::Command command);
+  void SendNow(proto::Command command, const base::HostBytes& bytes = {});
+  void SendLocked(const base::HostBytes& bytes = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void End(const absl::Status& status);
+  // Runs a callback that must not run inside the call that it belongs to.
+  void LaterFail(absl::AnyInvocable<void()> callback);
+
+  const RemoteWorkerOptions options_;
+  const std::shared_ptr<async::ThreadPool> callbacks_;
+  Transfers transfers_;
+
+  base::Mutex mu_;
+  std::shared_ptr<MessageStream> commands_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<MessageStream> bulk_ ABSL_GUARDED_BY(mu_);
+  proto::Commands batch_ ABSL_GUARDED_BY(mu_);
+  bool unflushed_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<cluster::LaunchId, LaunchDone> launches_ ABSL_GUARDED_BY(mu_);
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // not OK: the session is over, and why
+};
+
+class EventReceiver final : public MessageReceiver {
+ public:
+  explicit EventReceiver(std::shared_ptr<RemoteSession> session) : session_(std::move(session)) {}
+  void OnMessage(grpc::ByteBuffer& message) override {
+    if (absl::Status status = session_->OnEvent(message); !status.ok()) session_->OnLost(status);
+  }
+  void OnEnd(const absl::Status& status) override { std::exchange(session_, nullptr)->OnLost(status); }
+
+ private:
+  std::shared_ptr<RemoteSession> session_;
+};
+
+class PieceReceiver final : public MessageReceiver {
+ public:
+  explicit PieceReceiver(std::shared_ptr<RemoteSession> session) : session_(std::move(session)) {}
+  void OnMessage(grpc::ByteBuffer& message) override {
+    if (absl::Status status = session_->OnPiece(message); !status.ok()) session_->OnLost(status);
+  }
+  void OnEnd(const absl::Status& status) override { std::exchange(session_, nullptr)->OnLost(status); }
+
+ private:
+  std::shared_ptr<RemoteSession> session_;
+};
+
+void RemoteSession::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t id, Answered hello) {
+  proto::Hello greeting;
+  greeting.set_protocol(cluster::kWorkerProtocol);
+  greeting.set_software(options_.software);
+  greeting.set_session(id);
+  greeting.set_incarnation(options_.incarnation);
+  auto commands =
+      options_.streams->Open(channel, kCommandsMethod, std::make_shared<EventReceiver>(shared_from_this()));
+  auto bulk =
+      options_.streams->Open(channel, kBulkMethod, std::make_shared<PieceReceiver>(shared_from_this()));
+  proto::Piece first;
+  *first.mutable_hello() = greeting;
+  bulk->Send(MakeFrame(first));
+  transfers_.SetStream(bulk);
+  {
+    base::MutexLock lock(&mu_);
+    if (ended_.ok()) {
+      commands_ = std::move(commands);
+      bulk_ = std::move(bulk);
+    }
+  }
+  proto::Command command;
+  *command.mutable_hello() = std::move(greeting);
+  Call(std::move(command), std::move(hello));
+}
+
+void RemoteSession::SendLocked(const base::HostBytes& bytes) {
+  if (commands_ != nullptr) commands_->Send(MakeFrame(batch_, bytes));
+  batch_.Clear();
+  unflushed_ = false;
+}
+
+void RemoteSession::Post(proto::Command command) {
+  base::MutexLock lock(&mu_);
+  if (!ended_.ok()) return;
+  *batch_.add_commands() = std::move(command);
+  if (batch_.commands_size() >= kMaxBatch) SendLocked();
+}
+
+void RemoteSession::SendNow(proto::Command command, const base::HostBytes& bytes) {
+  base::MutexLock lock(&mu_);
+  if (!ended_.ok()) return;
+  *batch_.add_commands() = std::move(command);
+  SendLocked(bytes);
+}
+
+void RemoteSession::Execute(cluster::Launch launch) {
+  LaunchDone on_done = std::move(launch.on_done);
+  proto::Command message;
+  *message.mutable_execute() = cluster::ToProto(launch);
+  absl::Status ended;
+  {
+    base::MutexLock lock(&mu_);
+    ended = ended_;
+    if (ended.ok()) {
+      if (on_done) launches_.emplace(launch.id, std::move(on_done));
+      *batch_.add_commands() = std::move(message);
+      unflushed_ = true;
+      if (batch_.commands_size() >= kMaxBatch) {
+        batch_.add_commands()->set_flush(true);
+        SendLocked();
+      }
+      return;
+    }
+  }
+  if (on_done) LaterFail([on_done = std::move(on_done), ended]() mutable { on_done(ended); });
+}
+
+void RemoteSession::LaterFail(absl::AnyInvocable<void()> callback) {
+  auto shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(callback));
+  if (!callbacks_->Post([shared] { (*shared)(); })) (*shared)();
+}
+
+void RemoteSession::Flush() {
+  base::MutexLock lock(&mu_);
+  if (batch_.commands_size() == 0) return;
+  if (unflushed_) batch_.add_commands()->set_flush(true);
+  SendLocked();
+}
+
+void RemoteSession::Call(proto::Command command, Answered answered, const base::HostBytes& bytes) {
+  absl::Status ended;
+  {
+    base::MutexLock lock(&mu_);
+    ended = ended_;
+    if (ended.ok()) {
+      const uint64_t call = next_call_++;
+      command.set_call(call);
+      calls_.emplace(call, std::move(answered));
+      *batch_.add_commands() = std::move(command);
+      SendLocked(bytes);
+      return;
+    }
+  }
+  proto::Event none;
+  answered(ended, none, nullptr);
+}
+
+void RemoteSession::Read(cluster::BufferId buffer, cluster::ReadFormat format,
+                         absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
+  proto::Command message;
+  message.mutable_read()->set_buffer(buffer);
+  if (format.byte_strides) {
+    message.mutable_read()->mutable_byte_strides()->mutable_bytes()->Add(format.byte_strides->begin(),
+                                                                         format.byte_strides->end());
+  }
+  Call(std::move(message),
+       [self = shared_from_this(), done = std::move(done)](const absl::Status& status, proto::Event& event,
+                                                           const FrameReader* frame) mutable {
+         if (!status.ok()) return done(status);
+         if (event.read().transfer() != 0)
+           return self->transfers_.Await(event.read().transfer(), std::move(done));
+         if (frame == nullptr || frame->size() != event.read().size()) {
+           return done(absl::InternalError("a worker's answer announces other bytes than follow it"));
+         }
+         absl::StatusOr<base::HostBlock> block = self->options_.host_memory->Allocate(frame->size());
+         if (!block.ok()) return done(block.status());
+         frame->CopyTo(block->data);
+         done((*std::move(block)).Finish());
+       });
+}
+
+void RemoteSession::Await(const std::vector<cluster::BufferNames>& buffers,
+                          absl::AnyInvocable<void(const absl::Status&)> done) {
+  proto::Command message;
+  for (const cluster::BufferNames& names : buffers)
+    *message.mutable_await()->add_buffers() = cluster::ToProto(names);
+  message.mutable_await();
+  Call(std::move(message), [done = std::move(done)](const absl::Status& status, proto::Event& /*event*/,
+                                                    const FrameReader* /*frame*/) mutable { done(status); });
+}
+
+void RemoteSession::Compile(cluster::CompileProgram command,
+                            absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) {
+  {
+    // Never inside this call.
+    base::MutexLock lock(&mu_);
+    if (!ended_.ok()) {
+      return LaterFail([done = std::move(done), ended = ended_]() mutable { done(ended); });
+    }
+  }
+  auto code = std::make_shared<const std::string>(std::move(command.code));
+  base::HostBytes bytes{code, reinterpret_cast<const uint8_t*>(code->data()),
+                        static_cast<int64_t>(code->size())};
+  proto::Command message;
+  proto::Compile& compile = *message.mutable_compile();
+  compile.set_executable(command.executable);
+  compile.set_options(command.options);
+  compile.set_size(bytes.size);
+  if (bytes.size > kMaxInlineBytes) {
+    compile.set_transfer(transfers_.Send(std::move(bytes)));
+    bytes = {};
+  }
+  Call(
+      std::move(message),
+      [done = std::move(done)](const absl::Status& status, proto::Event& event,
+                               const FrameReader* /*frame*/) mutable {
+        if (!status.ok()) return done(status);
+        done(cluster::FromProto(event.program()));
+      },
+      bytes);
+}
+
+void RemoteSession::CostAnalysis(cluster::ExecutableId executable,
+                                 absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) {
+  proto::Command message;
+  message.set_cost_analysis(executable);
+  Call(std::move(message), [done = std::move(done)](const absl::Status& status, proto::Event& event,
+                                                    const FrameReader* /*frame*/) mutable {
+    if (!status.ok()) return done(status);
+    cluster::CostProperties properties;
+    for (const auto& [name, value] : event.costs().properties()) properties[name] = cluster::FromProto(value);
+    done(std::move(properties));
+  });
+}
+
+absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
+  proto::Event event;
+  HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &event));
+  const absl::Status status = event.has_status() ? cluster::FromProto(event.status()) : absl::OkStatus();
+  if (event.event_case() == proto::Event::kLaunchDone) {
+    LaunchDone done;
+    {
+      base::MutexLock lock(&mu_);
+      const auto it = launches_.find(event.launch_done());
+      if (it == launches_.end()) return absl::OkStatus();
+      done = std::move(it->second);
+      launches_.erase(it);
+    }
+    done(status);
+    return absl::OkStatus();
+  }
+  Answered answered;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = calls_.find(event.call());
+    if (it == calls_.end()) return absl::OkStatus();
+    answered = std::move(it->second);
+    calls_.erase(it);
+  }
+  answered(status, event, &frame);
+  return absl::OkStatus();
+}
+
+absl::Status RemoteSession::OnPiece(const grpc::ByteBuffer& message) {
+  proto::Piece piece;
+  HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &piece));
+  return transfers_.OnPiece(piece.transfer(), piece.size(), frame);
+}
+
+void RemoteSession::OnLost(const absl::Status& status) {
+  // What the worker itself says of a session that it refuses is what the reader needs.
+  if (absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status)) return End(status);
+  End(absl::DataLossError(
+      absl::StrCat(options_.name, " at ", options_.address, " is lost",
+                   status.ok() || status.message().empty() ? "" : absl::StrCat(": ", status.message()))));
+}
+
+void RemoteSession::Close() { End(absl::CancelledError("the session has ended")); }
+
+void RemoteSession::End(const absl::Status& status) {
+  std::shared_ptr<MessageStream> commands, bulk;
+  decltype(calls_) calls;
+  decltype(launches_) launches;
+  {
+    base::MutexLock lock(&mu_);
+    if (!ended_.ok()) return;
+    ended_ = status;
+    commands = std::move(commands_);
+    bulk = std::move(bulk_);
+    calls.swap(calls_);
+    launches.swap(launches_);
+    batch_.Clear();
+  }
+  // The worker frees everything when the streams end.
+  if (commands != nullptr) commands->Cancel();
+  if (bulk != nullptr) bulk->Cancel();
+  transfers_.Fail(status);
+  proto::Event none;
+  for (auto& [call, answered] : calls) answered(status, none, nullptr);
+  for (auto& [id, done] : launches) done(status);
+}
+
+class RemoteWorker final : public cluster::WorkerLink {
+ public:
+  explicit RemoteWorker(const RemoteWorkerOptions& options)
+      : options_(options),
+        channel_(OpenChannel(options.address)),
+        callbacks_(std::make_shared<async::ThreadPool>(
+            async::ThreadPool::Options{.name = "lost-worker", .threads = 1, .max_queued = size_t{1} << 24})),
+        control_(std::make_shared<RemoteSession>(options, callbacks_)) {}
+  ~RemoteWorker() override { control_->Close(); }
+
+  absl::Status Connect() {
+    absl::Status outcome;
+    base::Notification done;
+    control_->Open(channel_, base::UnguessableId(),
+                   [&](const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) {
+                     outcome = status;
+                     if (status.ok()) info_ = cluster::FromProto(event.hello());
+                     done.Notify();
+                   });
+    done.WaitForNotification();
+    if (absl::IsDataLoss(outcome)) return absl::UnavailableError(outcome.message());
+    return outcome;
+  }
+
+  const cluster::WorkerInfo& info() const override { return info_; }
+
+  std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override {
+    auto link = std::make_shared<RemoteSession>(options_, callbacks_);
+    link->Open(channel_, session, [](const absl::Status&, proto::Event&, const FrameReader*) {});
+    return link;
+  }
+
+  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
+                                            const std::vector<int64_t>& dims) override {
+    proto::Command command;
+    command.mutable_default_layout()->set_element_type(type);
+    command.mutable_default_layout()->mutable_dims()->Add(dims.begin(), dims.end());
+    HELMWAY_ASSIGN_OR_RETURN(proto::Event event, Ask(std::move(command)));
+    return event.layout();
+  }
+
+  absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
+                                                                         int partitions) override {
+    proto::Command command;
+    command.mutable_default_device_assignment()->set_replicas(replicas);
+    command.mutable_default_device_assignment()->set_partitions(partitions);
+    HELMWAY_ASSIGN_OR_RETURN(proto::Event event, Ask(std::move(command)));
+    return std::vector<cluster::DeviceId>(event.assignment().devices().begin(),
+                                          event.assignment().devices().end());
+  }
+
+ private:
+  // Blocks for the answer.
+  absl::StatusOr<proto::Event> Ask(proto::Command command) {
+    absl::StatusOr<proto::Event> answer = absl::UnknownError("");
+    base::Notification done;
+    control_->Call(std::move(command),
+                   [&](const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) {
+                     if (status.ok()) {
+                       answer = std::move(event);
+                     } else {
+                       answer = status;
+                     }
+                     done.Notify();
+                   });
+    done.WaitForNotification();
+    return answer;
+  }
+
+  const RemoteWorkerOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<async::ThreadPool> callbacks_;
+  const std::shared_ptr<RemoteSession> control_;
+  cluster::WorkerInfo info_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectToWorker(const RemoteWorkerOptions& options) {
+  auto worker = std::make_unique<RemoteWorker>(options);
+  HELMWAY_RETURN_IF_ERROR(worker->Connect());
+  return worker;
+}
+
+}  // namespace helmway::net

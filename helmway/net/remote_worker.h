@@ -1,0 +1,35 @@
+#ifndef HELMWAY_NET_REMOTE_WORKER_H_
+#define HELMWAY_NET_REMOTE_WORKER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "helmway/base/host_memory.h"
+#include "helmway/cluster/worker_link.h"
+#include "helmway/net/message_stream.h"
+
+namespace helmway::net {
+
+struct RemoteWorkerOptions {
+  std::string address;       // host:port
+  std::string name;          // of the worker, for messages: "worker 1 of slice 0"
+  uint64_t incarnation = 0;  // the one that is meant; 0: any
+  std::string software;      // of this process, for messages
+  // Both must outlive the link and its sessions.
+  MessageStreamClient* streams = nullptr;
+  std::shared_ptr<base::HostMemoryPool> host_memory;
+};
+
+// The link to a worker in another process. When the connection is lost, everything that waits for the worker,
+// and everything that is asked of its sessions afterwards, fails with DATA_LOSS, naming the worker; commands
+// do nothing. Any thread.
+//
+// Connect blocks until the worker has described itself. UNAVAILABLE: it is not there. FAILED_PRECONDITION: it
+// speaks another version, or is another incarnation.
+absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectToWorker(const RemoteWorkerOptions& options);
+
+}  // namespace helmway::net
+
+#endif  // HELMWAY_NET_REMOTE_WORKER_H_

@@ -1,0 +1,120 @@
+#include "helmway/net/transfers.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "helmway/cluster/worker.pb.h"
+
+namespace helmway::net {
+
+void Transfers::SetStream(std::shared_ptr<MessageStream> stream) {
+  decltype(unsent_) unsent;
+  {
+    base::MutexLock lock(&mu_);
+    stream_ = stream;
+    unsent.swap(unsent_);
+  }
+  for (const auto& [transfer, bytes] : unsent) SendPieces(stream, transfer, bytes);
+}
+
+uint64_t Transfers::Send(base::HostBytes bytes) {
+  std::shared_ptr<MessageStream> stream;
+  uint64_t transfer;
+  {
+    base::MutexLock lock(&mu_);
+    transfer = next_++;
+    if (stream_ == nullptr) {
+      if (failed_.ok()) unsent_.emplace_back(transfer, std::move(bytes));
+      return transfer;
+    }
+    stream = stream_;
+  }
+  SendPieces(stream, transfer, bytes);
+  return transfer;
+}
+
+void Transfers::SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_t transfer,
+                           const base::HostBytes& bytes) {
+  cluster::proto::Piece message;
+  message.set_transfer(transfer);
+  message.set_size(bytes.size);
+  int64_t offset = 0;
+  do {
+    base::HostBytes piece = bytes;
+    piece.data += offset;
+    piece.size = std::min(kPieceBytes, bytes.size - offset);
+    if (!stream->Send(MakeFrame(message, piece))) return;
+    offset += piece.size;
+  } while (offset < bytes.size);
+}
+
+absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece) {
+  Receive receive;
+  Incoming done;
+  {
+    base::MutexLock lock(&mu_);
+    if (!failed_.ok()) return absl::OkStatus();
+    Incoming& incoming = incoming_[transfer];
+    if (incoming.size < 0) {
+      if (transfer == 0 || size < 0) return absl::InvalidArgumentError("a transfer without a name or a size");
+      incoming.size = size;
+      incoming.block = memory_->Allocate(size);
+    }
+    if (size != incoming.size || piece.size() > incoming.size - incoming.received) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("transfer ", transfer, " brings more bytes than it announced"));
+    }
+    // Only this stream's thread writes to the block, and nobody reads it before it is complete.
+    if (incoming.block.ok()) piece.CopyTo(incoming.block->data + incoming.received);
+    incoming.received += piece.size();
+    if (incoming.received < incoming.size || !incoming.receive) return absl::OkStatus();
+    done = std::move(incoming);
+    incoming_.erase(transfer);
+  }
+  receive = std::move(done.receive);
+  receive(Take(std::move(done)));
+  return absl::OkStatus();
+}
+
+void Transfers::Await(uint64_t transfer, Receive receive) {
+  Incoming done;
+  {
+    base::MutexLock lock(&mu_);
+    if (!failed_.ok()) {
+      done.block = failed_;
+    } else {
+      Incoming& incoming = incoming_[transfer];
+      if (incoming.size < 0 || incoming.received < incoming.size) {
+        incoming.receive = std::move(receive);
+        return;
+      }
+      done = std::move(incoming);
+      incoming_.erase(transfer);
+    }
+  }
+  receive(Take(std::move(done)));
+}
+
+absl::StatusOr<base::HostBytes> Transfers::Take(Incoming incoming) {
+  if (!incoming.block.ok()) return incoming.block.status();
+  return (*std::move(incoming.block)).Finish();
+}
+
+void Transfers::Fail(const absl::Status& status) {
+  decltype(incoming_) failed;
+  {
+    base::MutexLock lock(&mu_);
+    if (!failed_.ok()) return;
+    failed_ = status;
+    unsent_.clear();
+    stream_ = nullptr;
+    failed.swap(incoming_);
+  }
+  for (auto& [transfer, incoming] : failed) {
+    if (incoming.receive) incoming.receive(status);
+  }
+}
+
+}  // namespace helmway::net

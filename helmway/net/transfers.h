@@ -1,0 +1,71 @@
+#ifndef HELMWAY_NET_TRANSFERS_H_
+#define HELMWAY_NET_TRANSFERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
+#include "helmway/net/frame.h"
+#include "helmway/net/message_stream.h"
+
+namespace helmway::net {
+
+// Bytes up to here travel with the message that announces them; more goes over the bulk stream, so that
+// commands do not wait behind it.
+inline constexpr int64_t kMaxInlineBytes = 256 << 10;
+// Piece of a transfer. Small enough that other transfers of the stream get their turn.
+inline constexpr int64_t kPieceBytes = 1 << 20;
+
+// Both halves of a bulk stream: bytes of up to any size in pieces, each transfer named by its sender. Any
+// thread.
+class Transfers {
+ public:
+  using Receive = absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)>;
+
+  explicit Transfers(std::shared_ptr<base::HostMemoryPool> memory) : memory_(std::move(memory)) {}
+
+  // Before this, Send keeps what it is given. The stream's own first message must have gone out.
+  void SetStream(std::shared_ptr<MessageStream> stream);
+
+  // Queues the bytes and returns the name of their transfer, never 0.
+  uint64_t Send(base::HostBytes bytes);
+
+  // A piece has come. INVALID_ARGUMENT: the peer breaks the rules, and the stream should end.
+  absl::Status OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece);
+
+  // Calls `receive` once the transfer has all come, maybe at once; RESOURCE_EXHAUSTED if there was no memory
+  // for it.
+  void Await(uint64_t transfer, Receive receive);
+
+  // Every transfer that is awaited, now or later, fails with `status`.
+  void Fail(const absl::Status& status);
+
+ private:
+  struct Incoming {
+    absl::StatusOr<base::HostBlock> block = absl::UnknownError("nothing has come");
+    int64_t size = -1;
+    int64_t received = 0;
+    Receive receive;
+  };
+  void SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_t transfer,
+                  const base::HostBytes& bytes);
+  static absl::StatusOr<base::HostBytes> Take(Incoming incoming);
+
+  const std::shared_ptr<base::HostMemoryPool> memory_;
+  base::Mutex mu_;
+  std::shared_ptr<MessageStream> stream_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<uint64_t, base::HostBytes>> unsent_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_ ABSL_GUARDED_BY(mu_) = 1;
+  absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace helmway::net
+
+#endif  // HELMWAY_NET_TRANSFERS_H_

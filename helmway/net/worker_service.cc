@@ -1,0 +1,344 @@
+#include "helmway/net/worker_service.h"
+
+#include <glog/logging.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "helmway/base/mutex.h"
+#include "helmway/base/status.h"
+#include "helmway/cluster/worker_messages.h"
+#include "helmway/net/transfers.h"
+
+namespace helmway::net {
+namespace {
+
+namespace proto = cluster::proto;
+
+constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
+constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
+
+// What both streams of a session share.
+struct ServedSession {
+  explicit ServedSession(std::shared_ptr<base::HostMemoryPool> memory) : transfers(std::move(memory)) {}
+  Transfers transfers;
+  std::shared_ptr<cluster::SessionLink>
+      link;  // null before the stream of commands has come, and after its end
+};
+
+// Sessions that are open, or whose first stream has come.
+class ServedSessions {
+ public:
+  explicit ServedSessions(WorkerServiceOptions options) : options_(std::move(options)) {}
+
+  absl::StatusOr<std::shared_ptr<ServedSession>> Find(const proto::Hello& hello) {
+    if (hello.protocol() != cluster::kWorkerProtocol) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the proxy (", hello.software(), ") speaks worker protocol ", hello.protocol(),
+                       ", this worker ", cluster::kWorkerProtocol, ": run the same version of both"));
+    }
+    if (hello.incarnation() != 0 && hello.incarnation() != options_.incarnation) {
+      return absl::FailedPreconditionError(
+          "the worker that is meant has ended; this is a later one at its address");
+    }
+    base::MutexLock lock(&mu_);
+    std::shared_ptr<ServedSession>& session = sessions_[hello.session()];
+    if (session == nullptr) session = std::make_shared<ServedSession>(options_.host_memory);
+    return session;
+  }
+
+  void Forget(uint64_t id) {
+    base::MutexLock lock(&mu_);
+    sessions_.erase(id);
+  }
+
+ private:
+  const WorkerServiceOptions options_;
+  base::Mutex mu_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
+};
+
+class BulkReceiver final : public MessageReceiver {
+ public:
+  BulkReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
+      : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
+
+  void OnMessage(grpc::ByteBuffer& message) override {
+    const absl::Status status = Take(message);
+    if (!status.ok()) stream_->Close(status);
+  }
+  void OnEnd(const absl::Status& /*status*/) override {
+    stream_ = nullptr;
+    if (session_ == nullptr) return;
+    session_->transfers.Fail(absl::UnavailableError("the stream of bytes has ended"));
+    // All streams have one thread, so the link does not come or go meanwhile.
+    if (session_->link == nullptr) sessions_->Forget(id_);
+  }
+
+ private:
+  absl::Status Take(const grpc::ByteBuffer& message) {
+    proto::Piece piece;
+    HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &piece));
+    if (session_ != nullptr) return session_->transfers.OnPiece(piece.transfer(), piece.size(), frame);
+    id_ = piece.hello().session();
+    HELMWAY_ASSIGN_OR_RETURN(session_, sessions_->Find(piece.hello()));
+    session_->transfers.SetStream(stream_);
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<ServedSessions> sessions_;
+  std::shared_ptr<MessageStream> stream_;
+  uint64_t id_ = 0;
+  std::shared_ptr<ServedSession> session_;
+};
+
+class CommandReceiver final : public MessageReceiver {
+ public:
+  CommandReceiver(cluster::WorkerLink* worker, std::shared_ptr<ServedSessions> sessions,
+                  std::shared_ptr<base::HostMemoryPool> memory, std::shared_ptr<MessageStream> stream)
+      : worker_(worker),
+        sessions_(std::move(sessions)),
+        memory_(std::move(memory)),
+        stream_(std::move(stream)) {}
+
+  void OnMessage(grpc::ByteBuffer& message) override {
+    const absl::Status status = Take(message);
+    if (!status.ok()) {
+      LOG(WARNING) << "ending a session: " << status;
+      stream_->Close(status);
+    }
+  }
+
+  void OnEnd(const absl::Status& /*status*/) override {
+    stream_ = nullptr;
+    if (session_ == nullptr) return;
+    sessions_->Forget(id_);
+    session_->transfers.Fail(absl::CancelledError("the session has ended"));
+    session_->link->Close();
+    session_->link = nullptr;
+  }
+
+ private:
+  absl::Status Take(const grpc::ByteBuffer& message) {
+    HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &batch_));
+    const int count = batch_.commands_size();
+    for (int i = 0; i < count; ++i) {
+      proto::Command& command = *batch_.mutable_commands(i);
+      if (session_ == nullptr) {
+        HELMWAY_RETURN_IF_ERROR(Begin(command));
+      } else {
+        HELMWAY_RETURN_IF_ERROR(Do(command, i + 1 == count ? &frame : nullptr));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Begin(const proto::Command& command) {
+    if (!command.has_hello()) return absl::InvalidArgumentError("a session begins with Hello");
+    id_ = command.hello().session();
+    HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<ServedSession> session, sessions_->Find(command.hello()));
+    if (session->link != nullptr) return absl::AlreadyExistsError("the session is open already");
+    session->link = worker_->OpenSession(id_);
+    session_ = std::move(session);
+    proto::Event event;
+    event.set_call(command.call());
+    *event.mutable_hello() = cluster::ToProto(worker_->info());
+    stream_->Send(MakeFrame(event));
+    return absl::OkStatus();
+  }
+
+  // The raw bytes behind a command: those of its frame, or of a transfer. `receive` may be called later, on
+  // another thread.
+  absl::Status Bytes(int64_t size, uint64_t transfer, const FrameReader* frame, Transfers::Receive receive) {
+    if (transfer != 0) {
+      session_->transfers.Await(transfer, std::move(receive));
+      return absl::OkStatus();
+    }
+    if (size != (frame == nullptr ? 0 : frame->size())) {
+      return absl::InvalidArgumentError("a command announces other bytes than follow it");
+    }
+    absl::StatusOr<base::HostBlock> block = memory_->Allocate(size);
+    if (!block.ok()) {
+      receive(block.status());
+      return absl::OkStatus();
+    }
+    if (frame != nullptr) frame->CopyTo(block->data);
+    receive((*std::move(block)).Finish());
+    return absl::OkStatus();
+  }
+
+  static void Answer(MessageStream& stream, proto::Event& event, const absl::Status& status,
+                     const base::HostBytes& bytes = {}) {
+    if (!status.ok()) *event.mutable_status() = cluster::ToProto(status);
+    stream.Send(MakeFrame(event, bytes));
+  }
+
+  absl::Status Do(proto::Command& command, const FrameReader* frame) {
+    cluster::SessionLink& link = *session_->link;
+    const uint64_t call = command.call();
+    switch (command.command_case()) {
+      case proto::Command::kDeclare:
+        link.Declare(cluster::FromProto(command.declare()));
+        return absl::OkStatus();
+      case proto::Command::kFill: {
+        const proto::Fill& fill = command.fill();
+        return Bytes(fill.size(), fill.transfer(), frame,
+                     [link = session_->link,
+                      contents = cluster::FromProto(fill)](absl::StatusOr<base::HostBytes> bytes) mutable {
+                       if (!bytes.ok()) return link->Fail(contents.targets, bytes.status());
+                       contents.bytes = *std::move(bytes);
+                       link->Fill(std::move(contents));
+                     });
+      }
+      case proto::Command::kFail:
+        link.Fail(cluster::TargetsFrom(command.fail().targets()),
+                  cluster::FromProto(command.fail().status()));
+        return absl::OkStatus();
+      case proto::Command::kExecute: {
+        cluster::Launch launch = cluster::FromProto(command.execute());
+        launch.on_done = [stream = stream_, id = launch.id](const absl::Status& status) {
+          proto::Event event;
+          event.set_launch_done(id);
+          Answer(*stream, event, status);
+        };
+        link.Execute(std::move(launch));
+        return absl::OkStatus();
+      }
+      case proto::Command::kFlush:
+        link.Flush();
+        return absl::OkStatus();
+      case proto::Command::kReleaseLaunch:
+        link.ReleaseLaunch(command.release_launch());
+        return absl::OkStatus();
+      case proto::Command::kCopy:
+        link.Copy(cluster::FromProto(command.copy()));
+        return absl::OkStatus();
+      case proto::Command::kDelete: {
+        std::vector<cluster::BufferNames> buffers;
+        for (const proto::Names& names : command.delete_().buffers())
+          buffers.push_back(cluster::FromProto(names));
+        link.Delete(buffers);
+        return absl::OkStatus();
+      }
+      case proto::Command::kRead: {
+        cluster::ReadFormat format;
+        if (command.read().has_byte_strides()) {
+          const auto& strides = command.read().byte_strides().bytes();
+          format.byte_strides.emplace(strides.begin(), strides.end());
+        }
+        link.Read(command.read().buffer(), std::move(format),
+                  [stream = stream_, session = session_, call](absl::StatusOr<base::HostBytes> bytes) {
+                    proto::Event event;
+                    event.set_call(call);
+                    if (!bytes.ok()) return Answer(*stream, event, bytes.status());
+                    event.mutable_read()->set_size(bytes->size);
+                    if (bytes->size <= kMaxInlineBytes)
+                      return Answer(*stream, event, absl::OkStatus(), *bytes);
+                    event.mutable_read()->set_transfer(session->transfers.Send(*std::move(bytes)));
+                    Answer(*stream, event, absl::OkStatus());
+                  });
+        return absl::OkStatus();
+      }
+      case proto::Command::kAwait: {
+        std::vector<cluster::BufferNames> buffers;
+        for (const proto::Names& names : command.await().buffers())
+          buffers.push_back(cluster::FromProto(names));
+        link.Await(buffers, [stream = stream_, call](const absl::Status& status) {
+          proto::Event event;
+          event.set_call(call);
+          Answer(*stream, event, status);
+        });
+        return absl::OkStatus();
+      }
+      case proto::Command::kCompile: {
+        const proto::Compile& compile = command.compile();
+        cluster::CompileProgram program;
+        program.executable = compile.executable();
+        program.options = compile.options();
+        auto done = [stream = stream_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
+          proto::Event event;
+          event.set_call(call);
+          if (compiled.ok()) *event.mutable_program() = cluster::ToProto(*compiled);
+          Answer(*stream, event, compiled.status());
+        };
+        return Bytes(compile.size(), compile.transfer(), frame,
+                     [link = session_->link, program = std::move(program),
+                      done = std::move(done)](absl::StatusOr<base::HostBytes> bytes) mutable {
+                       if (!bytes.ok()) return done(bytes.status());
+                       program.code.assign(reinterpret_cast<const char*>(bytes->data),
+                                           static_cast<size_t>(bytes->size));
+                       link->Compile(std::move(program), std::move(done));
+                     });
+      }
+      case proto::Command::kUnload:
+        link.Unload(command.unload());
+        return absl::OkStatus();
+      case proto::Command::kCostAnalysis:
+        link.CostAnalysis(command.cost_analysis(),
+                          [stream = stream_, call](absl::StatusOr<cluster::CostProperties> costs) {
+                            proto::Event event;
+                            event.set_call(call);
+                            if (costs.ok()) {
+                              auto& properties = *event.mutable_costs()->mutable_properties();
+                              for (const auto& [name, value] : *costs)
+                                properties[name] = cluster::ToProto(value);
+                            }
+                            Answer(*stream, event, costs.status());
+                          });
+        return absl::OkStatus();
+      case proto::Command::kDefaultLayout: {
+        const proto::DefaultLayout& wanted = command.default_layout();
+        const absl::StatusOr<std::string> layout =
+            worker_->DefaultLayout(wanted.element_type(), {wanted.dims().begin(), wanted.dims().end()});
+        proto::Event event;
+        event.set_call(call);
+        if (layout.ok()) event.set_layout(*layout);
+        Answer(*stream_, event, layout.status());
+        return absl::OkStatus();
+      }
+      case proto::Command::kDefaultDeviceAssignment: {
+        const proto::DefaultDeviceAssignment& wanted = command.default_device_assignment();
+        const auto devices = worker_->DefaultDeviceAssignment(wanted.replicas(), wanted.partitions());
+        proto::Event event;
+        event.set_call(call);
+        if (devices.ok())
+          event.mutable_assignment()->mutable_devices()->Add(devices->begin(), devices->end());
+        Answer(*stream_, event, devices.status());
+        return absl::OkStatus();
+      }
+      case proto::Command::kHello:
+      case proto::Command::COMMAND_NOT_SET:
+        break;
+    }
+    return absl::InvalidArgumentError("a command that this worker does not know");
+  }
+
+  cluster::WorkerLink* const worker_;
+  const std::shared_ptr<ServedSessions> sessions_;
+  const std::shared_ptr<base::HostMemoryPool> memory_;
+  std::shared_ptr<MessageStream> stream_;
+  uint64_t id_ = 0;
+  std::shared_ptr<ServedSession> session_;
+  proto::Commands batch_;
+};
+
+}  // namespace
+
+std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* worker,
+                                                        WorkerServiceOptions options) {
+  auto memory = options.host_memory;
+  auto sessions = std::make_shared<ServedSessions>(std::move(options));
+  return MessageStreamService::Create(
+      {{kCommandsMethod,
+        [worker, sessions, memory](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
+          return std::make_shared<CommandReceiver>(worker, sessions, memory, std::move(stream));
+        }},
+       {kBulkMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
+          return std::make_shared<BulkReceiver>(sessions, std::move(stream));
+        }}});
+}
+
+}  // namespace helmway::net
