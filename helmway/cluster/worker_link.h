@@ -120,15 +120,46 @@ struct CopyBuffers {
   std::string memory_kind;  // empty = the device's default
 };
 
+// Where a worker takes what its peers send, and which life of it.
+struct PeerAddress {
+  std::string address;  // host:port
+  uint64_t incarnation = 0;
+};
+
+// source[i] travels to a peer, where it becomes result[i].
+struct SendBuffers {
+  BufferNames sources;
+  BufferNames results;
+  PeerAddress to;
+};
+
+// result[i] is what a peer sends under that name, on device[i] and in a memory of that kind. It may have come
+// already.
+struct ReceiveBuffers {
+  BufferNames results;
+  std::vector<DeviceId> devices;
+  std::string memory_kind;  // empty = the device's default
+};
+
 // How the bytes of a read shall lie.
 struct ReadFormat {
   std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
 };
 
 struct CompileProgram {
-  ExecutableId executable = 0;  // the name under which the program is loaded
-  std::string code;             // what the plugin's "mlir" format takes
-  std::string options;          // serialized xla.CompileOptionsProto with global device ids
+  ExecutableId executable = 0;    // the name under which the program is loaded
+  std::string code;               // what the plugin's "mlir" format takes
+  std::string options;            // serialized xla.CompileOptionsProto with global device ids
+  std::vector<DeviceId> devices;  // of the program, replica by replica; empty: the worker's first
+  // Not all devices are the worker's: the program is compiled and serialized, and loaded nowhere yet.
+  bool for_several_workers = false;
+};
+
+// Loads what a worker has compiled for several.
+struct LoadProgram {
+  ExecutableId executable = 0;
+  std::shared_ptr<const std::string> serialized;
+  std::string options;  // as in CompileProgram
 };
 
 // What the compiler says about a program. All of it is as the plugin reports it.
@@ -144,6 +175,7 @@ struct CompiledProgram {
   absl::StatusOr<std::string> memory_stats =
       absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
   int64_t code_size_bytes = 0;
+  std::string serialized;  // only of programs for several workers
 };
 
 using CostProperties = std::map<std::string, AttributeValue>;
@@ -171,6 +203,8 @@ class SessionLink {
   virtual void Flush() = 0;
   virtual void ReleaseLaunch(LaunchId id) = 0;
   virtual void Copy(CopyBuffers command) = 0;
+  virtual void Send(SendBuffers command) = 0;
+  virtual void Receive(ReceiveBuffers command) = 0;
   // Frees the memory once work that was commanded before is done, and forgets the names. Unknown names are
   // skipped.
   virtual void Delete(const std::vector<BufferNames>& buffers) = 0;
@@ -184,14 +218,29 @@ class SessionLink {
   // Never calls back inside the call.
   virtual void Compile(CompileProgram command,
                        absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
+  virtual void Load(LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) = 0;
   virtual void Unload(ExecutableId executable) = 0;
   virtual void CostAnalysis(ExecutableId executable,
                             absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) = 0;
+
+  // Calls back if the connection to the worker is lost, maybe at once; never for a worker in this process.
+  // What waited for the worker has been told by itself.
+  virtual void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) = 0;
 
   // Ends the session: fails what is declared and not filled, drops launches that have not started (their
   // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later
   // commands do nothing, or call back with CANCELLED. Idempotent; any thread.
   virtual void Close() = 0;
+};
+
+// Takes buffers to other workers. Any thread.
+class PeerSender {
+ public:
+  virtual ~PeerSender() = default;
+  // Contents without targets and memory kind, or why there are none. What can't be delivered is lost: the
+  // receiver hears of it from whoever told it to receive.
+  virtual void Send(const PeerAddress& to, SessionId session, BufferId result,
+                    absl::StatusOr<HostContents> contents) = 0;
 };
 
 // One worker as a proxy sees it. Two implementations: inside the process, and over the network; nothing above
@@ -200,6 +249,8 @@ class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
   virtual const WorkerInfo& info() const = 0;
+  // Where its peers reach it; no address if they can't.
+  virtual PeerAddress peer_address() const = 0;
   virtual std::shared_ptr<SessionLink> OpenSession(SessionId session) = 0;
   // Text of the layout that a buffer of this shape gets by default, "{1,0}".
   virtual absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) = 0;

@@ -235,6 +235,34 @@ CopyBuffers FromProto(const proto::Copy& message) {
   return command;
 }
 
+proto::Send ToProto(const SendBuffers& command) {
+  proto::Send message;
+  *message.mutable_sources() = ToProto(command.sources);
+  *message.mutable_results() = ToProto(command.results);
+  message.set_address(command.to.address);
+  message.set_incarnation(command.to.incarnation);
+  return message;
+}
+
+SendBuffers FromProto(const proto::Send& message) {
+  return {
+      FromProto(message.sources()), FromProto(message.results()), {message.address(), message.incarnation()}};
+}
+
+proto::Receive ToProto(const ReceiveBuffers& command) {
+  proto::Receive message;
+  *message.mutable_results() = ToProto(command.results);
+  Append(command.devices, message.mutable_devices());
+  message.set_memory_kind(command.memory_kind);
+  return message;
+}
+
+ReceiveBuffers FromProto(const proto::Receive& message) {
+  return {FromProto(message.results()),
+          {message.devices().begin(), message.devices().end()},
+          message.memory_kind()};
+}
+
 proto::Program ToProto(const CompiledProgram& program) {
   proto::Program message;
   message.set_name(program.name);
@@ -251,6 +279,7 @@ proto::Program ToProto(const CompiledProgram& program) {
     *message.mutable_memory_stats_error() = ToProto(program.memory_stats.status());
   }
   message.set_code_size_bytes(program.code_size_bytes);
+  message.set_serialized(program.serialized);
   return message;
 }
 
@@ -271,6 +300,7 @@ CompiledProgram FromProto(const proto::Program& message) {
     program.memory_stats = message.memory_stats();
   }
   program.code_size_bytes = message.code_size_bytes();
+  program.serialized = message.serialized();
   return program;
 }
 

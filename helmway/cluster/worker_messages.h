@@ -40,6 +40,10 @@ proto::Execute ToProto(const Launch& launch);
 Launch FromProto(const proto::Execute& message);
 proto::Copy ToProto(const CopyBuffers& command);
 CopyBuffers FromProto(const proto::Copy& message);
+proto::Send ToProto(const SendBuffers& command);
+SendBuffers FromProto(const proto::Send& message);
+proto::Receive ToProto(const ReceiveBuffers& command);
+ReceiveBuffers FromProto(const proto::Receive& message);
 proto::Program ToProto(const CompiledProgram& program);
 CompiledProgram FromProto(const proto::Program& message);
 

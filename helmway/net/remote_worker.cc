@@ -29,7 +29,7 @@ using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, con
 class RemoteSession final : public cluster::SessionLink, public std::enable_shared_from_this<RemoteSession> {
  public:
   RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks)
-      : options_(options), callbacks_(std::move(callbacks)), transfers_(options.host_memory) {}
+      : options_(options), callbacks_(std::move(callbacks)), transfers_(options.host_memory, MakeBulkPiece) {}
   ~RemoteSession() override = default;
 
   // `hello` is called with the worker's description, or with what kept it from coming.
@@ -71,6 +71,16 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     *message.mutable_copy() = cluster::ToProto(command);
     Post(std::move(message));
   }
+  void Send(cluster::SendBuffers command) override {
+    proto::Command message;
+    *message.mutable_send() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
+  void Receive(cluster::ReceiveBuffers command) override {
+    proto::Command message;
+    *message.mutable_receive() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
   void Delete(const std::vector<cluster::BufferNames>& buffers) override {
     proto::Command message;
     for (const cluster::BufferNames& names : buffers)
@@ -83,6 +93,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
              absl::AnyInvocable<void(const absl::Status&)> done) override;
   void Compile(cluster::CompileProgram command,
                absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
+  void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
   void Unload(cluster::ExecutableId executable) override {
     proto::Command message;
     message.set_unload(executable);
@@ -90,6 +101,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   }
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
+  void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
   void Close() override;
 
   // ---- From the streams ----
@@ -119,6 +131,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchDone> launches_ ABSL_GUARDED_BY(mu_);
+  std::vector<LaunchDone> when_lost_ ABSL_GUARDED_BY(mu_);
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // not OK: the session is over, and why
 };
 
@@ -294,6 +307,8 @@ void RemoteSession::Compile(cluster::CompileProgram command,
   proto::Compile& compile = *message.mutable_compile();
   compile.set_executable(command.executable);
   compile.set_options(command.options);
+  compile.set_for_several_workers(command.for_several_workers);
+  compile.mutable_devices()->Add(command.devices.begin(), command.devices.end());
   compile.set_size(bytes.size);
   if (bytes.size > kMaxInlineBytes) {
     compile.set_transfer(transfers_.Send(std::move(bytes)));
@@ -306,6 +321,25 @@ void RemoteSession::Compile(cluster::CompileProgram command,
         if (!status.ok()) return done(status);
         done(cluster::FromProto(event.program()));
       },
+      bytes);
+}
+
+void RemoteSession::Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) {
+  base::HostBytes bytes{command.serialized, reinterpret_cast<const uint8_t*>(command.serialized->data()),
+                        static_cast<int64_t>(command.serialized->size())};
+  proto::Command message;
+  proto::Load& load = *message.mutable_load();
+  load.set_executable(command.executable);
+  load.set_options(command.options);
+  load.set_size(bytes.size);
+  if (bytes.size > kMaxInlineBytes) {
+    load.set_transfer(transfers_.Send(std::move(bytes)));
+    bytes = {};
+  }
+  Call(
+      std::move(message),
+      [done = std::move(done)](const absl::Status& status, proto::Event& /*event*/,
+                               const FrameReader* /*frame*/) mutable { done(status); },
       bytes);
 }
 
@@ -364,12 +398,23 @@ void RemoteSession::OnLost(const absl::Status& status) {
                    status.ok() || status.message().empty() ? "" : absl::StrCat(": ", status.message()))));
 }
 
+void RemoteSession::WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) {
+  absl::Status ended;
+  {
+    base::MutexLock lock(&mu_);
+    ended = ended_;
+    if (ended.ok()) return when_lost_.push_back(std::move(lost));
+  }
+  if (!absl::IsCancelled(ended)) lost(ended);
+}
+
 void RemoteSession::Close() { End(absl::CancelledError("the session has ended")); }
 
 void RemoteSession::End(const absl::Status& status) {
   std::shared_ptr<MessageStream> commands, bulk;
   decltype(calls_) calls;
   decltype(launches_) launches;
+  decltype(when_lost_) when_lost;
   {
     base::MutexLock lock(&mu_);
     if (!ended_.ok()) return;
@@ -378,6 +423,7 @@ void RemoteSession::End(const absl::Status& status) {
     bulk = std::move(bulk_);
     calls.swap(calls_);
     launches.swap(launches_);
+    when_lost.swap(when_lost_);
     batch_.Clear();
   }
   // The worker frees everything when the streams end.
@@ -387,6 +433,8 @@ void RemoteSession::End(const absl::Status& status) {
   proto::Event none;
   for (auto& [call, answered] : calls) answered(status, none, nullptr);
   for (auto& [id, done] : launches) done(status);
+  if (absl::IsCancelled(status)) return;
+  for (auto& lost : when_lost) lost(status);
 }
 
 class RemoteWorker final : public cluster::WorkerLink {
@@ -405,7 +453,10 @@ class RemoteWorker final : public cluster::WorkerLink {
     control_->Open(channel_, base::UnguessableId(),
                    [&](const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) {
                      outcome = status;
-                     if (status.ok()) info_ = cluster::FromProto(event.hello());
+                     if (status.ok()) {
+                       info_ = cluster::FromProto(event.hello());
+                       peer_address_ = {event.hello().peer_address(), event.hello().incarnation()};
+                     }
                      done.Notify();
                    });
     done.WaitForNotification();
@@ -414,6 +465,7 @@ class RemoteWorker final : public cluster::WorkerLink {
   }
 
   const cluster::WorkerInfo& info() const override { return info_; }
+  cluster::PeerAddress peer_address() const override { return peer_address_; }
 
   std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override {
     auto link = std::make_shared<RemoteSession>(options_, callbacks_);
@@ -463,6 +515,7 @@ class RemoteWorker final : public cluster::WorkerLink {
   const std::shared_ptr<async::ThreadPool> callbacks_;
   const std::shared_ptr<RemoteSession> control_;
   cluster::WorkerInfo info_;
+  cluster::PeerAddress peer_address_;
 };
 
 }  // namespace

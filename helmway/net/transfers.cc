@@ -9,6 +9,13 @@
 
 namespace helmway::net {
 
+grpc::ByteBuffer MakeBulkPiece(uint64_t transfer, int64_t size, const base::HostBytes& piece) {
+  cluster::proto::Piece message;
+  message.set_transfer(transfer);
+  message.set_size(size);
+  return MakeFrame(message, piece);
+}
+
 void Transfers::SetStream(std::shared_ptr<MessageStream> stream) {
   decltype(unsent_) unsent;
   {
@@ -37,15 +44,12 @@ uint64_t Transfers::Send(base::HostBytes bytes) {
 
 void Transfers::SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_t transfer,
                            const base::HostBytes& bytes) {
-  cluster::proto::Piece message;
-  message.set_transfer(transfer);
-  message.set_size(bytes.size);
   int64_t offset = 0;
   do {
     base::HostBytes piece = bytes;
     piece.data += offset;
     piece.size = std::min(kPieceBytes, bytes.size - offset);
-    if (!stream->Send(MakeFrame(message, piece))) return;
+    if (!stream->Send(make_piece_(transfer, bytes.size, piece))) return;
     offset += piece.size;
   } while (offset < bytes.size);
 }

@@ -22,13 +22,20 @@ inline constexpr int64_t kMaxInlineBytes = 256 << 10;
 // Piece of a transfer. Small enough that other transfers of the stream get their turn.
 inline constexpr int64_t kPieceBytes = 1 << 20;
 
+// A frame of the Bulk stream.
+grpc::ByteBuffer MakeBulkPiece(uint64_t transfer, int64_t size, const base::HostBytes& piece);
+
 // Both halves of a bulk stream: bytes of up to any size in pieces, each transfer named by its sender. Any
 // thread.
 class Transfers {
  public:
   using Receive = absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)>;
 
-  explicit Transfers(std::shared_ptr<base::HostMemoryPool> memory) : memory_(std::move(memory)) {}
+  // Puts a piece into a message of the stream.
+  using MakePiece = grpc::ByteBuffer (*)(uint64_t transfer, int64_t size, const base::HostBytes& piece);
+
+  Transfers(std::shared_ptr<base::HostMemoryPool> memory, MakePiece make_piece)
+      : memory_(std::move(memory)), make_piece_(make_piece) {}
 
   // Before this, Send keeps what it is given. The stream's own first message must have gone out.
   void SetStream(std::shared_ptr<MessageStream> stream);
@@ -58,6 +65,7 @@ class Transfers {
   static absl::StatusOr<base::HostBytes> Take(Incoming incoming);
 
   const std::shared_ptr<base::HostMemoryPool> memory_;
+  const MakePiece make_piece_;
   base::Mutex mu_;
   std::shared_ptr<MessageStream> stream_ ABSL_GUARDED_BY(mu_);
   std::vector<std::pair<uint64_t, base::HostBytes>> unsent_ ABSL_GUARDED_BY(mu_);

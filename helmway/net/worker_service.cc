@@ -20,10 +20,12 @@ namespace proto = cluster::proto;
 
 constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
 constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
+constexpr char kPeerMethod[] = "/helmway.cluster.WorkerService/Peer";
 
 // What both streams of a session share.
 struct ServedSession {
-  explicit ServedSession(std::shared_ptr<base::HostMemoryPool> memory) : transfers(std::move(memory)) {}
+  explicit ServedSession(std::shared_ptr<base::HostMemoryPool> memory)
+      : transfers(std::move(memory), MakeBulkPiece) {}
   Transfers transfers;
   std::shared_ptr<cluster::SessionLink>
       link;  // null before the stream of commands has come, and after its end
@@ -34,21 +36,28 @@ class ServedSessions {
  public:
   explicit ServedSessions(WorkerServiceOptions options) : options_(std::move(options)) {}
 
-  absl::StatusOr<std::shared_ptr<ServedSession>> Find(const proto::Hello& hello) {
+  absl::Status Check(const proto::Hello& hello) const {
     if (hello.protocol() != cluster::kWorkerProtocol) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the proxy (", hello.software(), ") speaks worker protocol ", hello.protocol(),
+          absl::StrCat("the peer (", hello.software(), ") speaks worker protocol ", hello.protocol(),
                        ", this worker ", cluster::kWorkerProtocol, ": run the same version of both"));
     }
     if (hello.incarnation() != 0 && hello.incarnation() != options_.incarnation) {
       return absl::FailedPreconditionError(
           "the worker that is meant has ended; this is a later one at its address");
     }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::shared_ptr<ServedSession>> Find(const proto::Hello& hello) {
+    HELMWAY_RETURN_IF_ERROR(Check(hello));
     base::MutexLock lock(&mu_);
     std::shared_ptr<ServedSession>& session = sessions_[hello.session()];
     if (session == nullptr) session = std::make_shared<ServedSession>(options_.host_memory);
     return session;
   }
+
+  const WorkerServiceOptions& options() const { return options_; }
 
   void Forget(uint64_t id) {
     base::MutexLock lock(&mu_);
@@ -93,6 +102,72 @@ class BulkReceiver final : public MessageReceiver {
   std::shared_ptr<MessageStream> stream_;
   uint64_t id_ = 0;
   std::shared_ptr<ServedSession> session_;
+};
+
+// What another worker sends.
+class PeerReceiver final : public MessageReceiver {
+ public:
+  PeerReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
+      : sessions_(std::move(sessions)),
+        stream_(std::move(stream)),
+        transfers_(sessions_->options().host_memory, MakeBulkPiece) {}
+
+  void OnMessage(grpc::ByteBuffer& message) override {
+    const absl::Status status = Take(message);
+    if (!status.ok()) stream_->Close(status);
+  }
+  void OnEnd(const absl::Status& /*status*/) override {
+    stream_ = nullptr;
+    transfers_.Fail(absl::DataLossError("the worker that was sending this is lost"));
+  }
+
+ private:
+  absl::Status Take(const grpc::ByteBuffer& message) {
+    proto::PeerMessage peer;
+    HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &peer));
+    if (!greeted_) {
+      if (!peer.has_hello()) return absl::InvalidArgumentError("a peer begins with Hello");
+      greeted_ = true;
+      return sessions_->Check(peer.hello());
+    }
+    if (peer.has_piece()) return transfers_.OnPiece(peer.piece().transfer(), peer.piece().size(), frame);
+    if (!peer.has_arrival())
+      return absl::InvalidArgumentError("a peer's message that this worker does not know");
+    const proto::Arrival& arrival = peer.arrival();
+    const ReceiveFromPeer& receive = sessions_->options().receive_from_peer;
+    if (!receive) return absl::UnimplementedError("this worker takes nothing from others");
+    if (arrival.has_status()) {
+      receive(arrival.session(), arrival.buffer(), cluster::FromProto(arrival.status()));
+      return absl::OkStatus();
+    }
+    auto deliver = [receive, session = arrival.session(), buffer = arrival.buffer(),
+                    contents =
+                        cluster::FromProto(arrival.fill())](absl::StatusOr<base::HostBytes> bytes) mutable {
+      if (!bytes.ok()) return receive(session, buffer, bytes.status());
+      contents.bytes = *std::move(bytes);
+      receive(session, buffer, std::move(contents));
+    };
+    if (arrival.fill().transfer() != 0) {
+      transfers_.Await(arrival.fill().transfer(), std::move(deliver));
+      return absl::OkStatus();
+    }
+    if (frame.size() != arrival.fill().size()) {
+      return absl::InvalidArgumentError("an arrival announces other bytes than follow it");
+    }
+    absl::StatusOr<base::HostBlock> block = sessions_->options().host_memory->Allocate(frame.size());
+    if (!block.ok()) {
+      deliver(block.status());
+      return absl::OkStatus();
+    }
+    frame.CopyTo(block->data);
+    deliver((*std::move(block)).Finish());
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<ServedSessions> sessions_;
+  std::shared_ptr<MessageStream> stream_;
+  Transfers transfers_;
+  bool greeted_ = false;
 };
 
 class CommandReceiver final : public MessageReceiver {
@@ -146,6 +221,8 @@ class CommandReceiver final : public MessageReceiver {
     proto::Event event;
     event.set_call(command.call());
     *event.mutable_hello() = cluster::ToProto(worker_->info());
+    event.mutable_hello()->set_peer_address(sessions_->options().peer_address);
+    event.mutable_hello()->set_incarnation(sessions_->options().incarnation);
     stream_->Send(MakeFrame(event));
     return absl::OkStatus();
   }
@@ -216,6 +293,12 @@ class CommandReceiver final : public MessageReceiver {
       case proto::Command::kCopy:
         link.Copy(cluster::FromProto(command.copy()));
         return absl::OkStatus();
+      case proto::Command::kSend:
+        link.Send(cluster::FromProto(command.send()));
+        return absl::OkStatus();
+      case proto::Command::kReceive:
+        link.Receive(cluster::FromProto(command.receive()));
+        return absl::OkStatus();
       case proto::Command::kDelete: {
         std::vector<cluster::BufferNames> buffers;
         for (const proto::Names& names : command.delete_().buffers())
@@ -258,6 +341,8 @@ class CommandReceiver final : public MessageReceiver {
         cluster::CompileProgram program;
         program.executable = compile.executable();
         program.options = compile.options();
+        program.for_several_workers = compile.for_several_workers();
+        program.devices.assign(compile.devices().begin(), compile.devices().end());
         auto done = [stream = stream_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
           proto::Event event;
           event.set_call(call);
@@ -271,6 +356,25 @@ class CommandReceiver final : public MessageReceiver {
                        program.code.assign(reinterpret_cast<const char*>(bytes->data),
                                            static_cast<size_t>(bytes->size));
                        link->Compile(std::move(program), std::move(done));
+                     });
+      }
+      case proto::Command::kLoad: {
+        const proto::Load& load = command.load();
+        cluster::LoadProgram program;
+        program.executable = load.executable();
+        program.options = load.options();
+        auto done = [stream = stream_, call](const absl::Status& status) {
+          proto::Event event;
+          event.set_call(call);
+          Answer(*stream, event, status);
+        };
+        return Bytes(load.size(), load.transfer(), frame,
+                     [link = session_->link, program = std::move(program),
+                      done](absl::StatusOr<base::HostBytes> bytes) mutable {
+                       if (!bytes.ok()) return done(bytes.status());
+                       program.serialized = std::make_shared<const std::string>(
+                           reinterpret_cast<const char*>(bytes->data), static_cast<size_t>(bytes->size));
+                       link->Load(std::move(program), done);
                      });
       }
       case proto::Command::kUnload:
@@ -336,8 +440,12 @@ std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* wor
         [worker, sessions, memory](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
           return std::make_shared<CommandReceiver>(worker, sessions, memory, std::move(stream));
         }},
-       {kBulkMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
+       {kBulkMethod,
+        [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
           return std::make_shared<BulkReceiver>(sessions, std::move(stream));
+        }},
+       {kPeerMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
+          return std::make_shared<PeerReceiver>(sessions, std::move(stream));
         }}});
 }
 

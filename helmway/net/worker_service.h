@@ -2,18 +2,27 @@
 #define HELMWAY_NET_WORKER_SERVICE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 
+#include "absl/status/statusor.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/message_stream.h"
 
 namespace helmway::net {
 
+// Takes what peers send. Any thread.
+using ReceiveFromPeer = std::function<void(cluster::SessionId session, cluster::BufferId buffer,
+                                           absl::StatusOr<cluster::HostContents> contents)>;
+
 struct WorkerServiceOptions {
   // One life of this worker, random. A proxy that means another is refused.
   uint64_t incarnation = 0;
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  std::string peer_address;           // where other workers reach this one; empty: they don't
+  ReceiveFromPeer receive_from_peer;  // not called if there is no address
 };
 
 // Serves a worker to proxies in other processes (cluster/worker.proto): what comes on the streams of a

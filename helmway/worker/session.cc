@@ -58,11 +58,52 @@ std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
   return proto.SerializeAsString();
 }
 
+// Fills in what the compiler says of a program, and reads its optimized module.
+absl::StatusOr<program::ExecutableSpec> Describe(const pjrt::LoadedExecutable& executable,
+                                                 std::vector<cluster::DeviceId> devices,
+                                                 cluster::CompiledProgram* result) {
+  result->name = executable.name();
+  result->num_replicas = executable.num_replicas();
+  result->num_partitions = executable.num_partitions();
+  result->devices = std::move(devices);
+  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable.OptimizedHlo());
+  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
+                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result->devices,
+                                                     result->num_replicas, result->num_partitions));
+  result->optimized_hlo_format = std::move(hlo.format);
+  result->optimized_hlo = std::move(hlo.bytes);
+  HELMWAY_ASSIGN_OR_RETURN(result->output_memory_kinds, executable.OutputMemoryKinds());
+  result->fingerprint = executable.Fingerprint().value_or("");
+  if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats(); stats.ok()) {
+    result->memory_stats = SerializeMemoryStats(*stats);
+  } else {
+    result->memory_stats = stats.status();
+  }
+  result->code_size_bytes = executable.GeneratedCodeSizeBytes().value_or(0);
+  return spec;
+}
+
+// What a buffer is, without its bytes.
+absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
+  cluster::HostContents contents;
+  contents.element_type = static_cast<cluster::ElementType>(slot.buffer.element_type());
+  const absl::Span<const int64_t> dims = slot.buffer.dimensions();
+  contents.dims.assign(dims.begin(), dims.end());
+  HELMWAY_ASSIGN_OR_RETURN(const pjrt::MemoryLayout layout, slot.buffer.GetMemoryLayout());
+  if (!std::is_sorted(layout.minor_to_major.rbegin(), layout.minor_to_major.rend())) {
+    contents.minor_to_major.emplace(layout.minor_to_major.begin(), layout.minor_to_major.end());
+  }
+  return contents;
+}
+
 }  // namespace
 
-Session::Session(Worker* worker) : worker_(worker) {}
+Session::Session(Worker* worker, cluster::SessionId id) : worker_(worker), id_(id) {}
 
-Session::~Session() { Close(); }
+Session::~Session() {
+  Close();
+  worker_->Forget(id_);
+}
 
 SlotRef Session::FindLocked(cluster::BufferId id) {
   const auto it = slots_.find(id);
@@ -263,6 +304,87 @@ void Session::Copy(cluster::CopyBuffers command) {
   }
 }
 
+void Session::Send(cluster::SendBuffers command) {
+  cluster::PeerSender* const peers = worker_->peers();
+  if (peers == nullptr) return;  // a proxy sends only between workers that have peers
+  for (size_t i = 0; i < command.sources.size(); ++i) {
+    SlotRef slot;
+    {
+      base::MutexLock lock(&mu_);
+      slot = FindOrFailed(command.sources.at(i));
+    }
+    auto deliver = [peers, to = command.to, session = id_,
+                    result = command.results.at(i)](absl::StatusOr<cluster::HostContents> contents) {
+      peers->Send(to, session, result, std::move(contents));
+    };
+    if (slot->consumed.load(std::memory_order_relaxed)) {
+      deliver(Consumed());
+      continue;
+    }
+    async::CompletionRef ready = slot->ready;
+    ready->OnDone([self = shared_from_this(), hold = ReadHold(std::move(slot)),
+                   deliver](const absl::Status& status) mutable {
+      if (!status.ok()) return deliver(status);
+      absl::StatusOr<cluster::HostContents> contents = Describe(*hold);
+      if (!contents.ok()) return deliver(contents.status());
+      // What is sent is dense and row-major; the receiver lays it out as here.
+      ReadSlot(std::move(hold), {}, &self->worker_->host_memory(),
+               [contents = *std::move(contents), deliver](absl::StatusOr<base::HostBytes> bytes) mutable {
+                 if (!bytes.ok()) return deliver(bytes.status());
+                 contents.bytes = *std::move(bytes);
+                 deliver(std::move(contents));
+               });
+    });
+  }
+}
+
+void Session::Receive(cluster::ReceiveBuffers command) {
+  for (size_t i = 0; i < command.devices.size(); ++i) {
+    const cluster::BufferId buffer = command.results.at(i);
+    Receiving where{command.devices[i], command.memory_kind};
+    absl::StatusOr<cluster::HostContents> contents;
+    {
+      base::MutexLock lock(&mu_);
+      if (closed_) return;
+      SlotRef slot = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+      slot->awaits_host = true;
+      slots_[buffer] = std::move(slot);
+      const auto it = arrived_.find(buffer);
+      if (it == arrived_.end()) {
+        receiving_[buffer] = std::move(where);
+        continue;
+      }
+      contents = std::move(it->second);
+      arrived_.erase(it);
+    }
+    BindReceived(buffer, where, std::move(contents));
+  }
+}
+
+void Session::TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::HostContents> contents) {
+  Receiving where;
+  {
+    base::MutexLock lock(&mu_);
+    if (closed_) return;
+    const auto it = receiving_.find(buffer);
+    if (it == receiving_.end()) {
+      arrived_.insert_or_assign(buffer, std::move(contents));
+      return;
+    }
+    where = std::move(it->second);
+    receiving_.erase(it);
+  }
+  BindReceived(buffer, where, std::move(contents));
+}
+
+void Session::BindReceived(cluster::BufferId buffer, const Receiving& where,
+                           absl::StatusOr<cluster::HostContents> contents) {
+  if (!contents.ok()) return Fail({{buffer, where.device}}, contents.status());
+  contents->targets = {{buffer, where.device}};
+  contents->memory_kind = where.memory_kind;
+  Fill(*std::move(contents));
+}
+
 void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
   std::vector<SlotRef> dropped;  // freed outside the lock: giving memory back takes time
   {
@@ -337,32 +459,18 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   }
   HELMWAY_RETURN_IF_ERROR(compiled.status());
   std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
-  cluster::CompiledProgram result;
-  result.name = executable->name();
-  result.num_replicas = executable->num_replicas();
-  result.num_partitions = executable->num_partitions();
+  std::vector<cluster::DeviceId> devices;
   auto program = std::make_shared<LoadedProgram>();
   for (const pjrt::Device* device : executable->addressable_devices()) {
-    result.devices.push_back(device->id());
+    devices.push_back(device->id());
     program->queues.push_back(worker_->queue(device->id()));
   }
-  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable->OptimizedHlo());
-  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices,
-                                                     result.num_replicas, result.num_partitions));
+  cluster::CompiledProgram result;
+  HELMWAY_ASSIGN_OR_RETURN(const program::ExecutableSpec spec,
+                           Describe(*executable, std::move(devices), &result));
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
-  result.optimized_hlo_format = std::move(hlo.format);
-  result.optimized_hlo = std::move(hlo.bytes);
-  HELMWAY_ASSIGN_OR_RETURN(result.output_memory_kinds, executable->OutputMemoryKinds());
-  result.fingerprint = executable->Fingerprint().value_or("");
-  if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable->GetCompiledMemoryStats(); stats.ok()) {
-    result.memory_stats = SerializeMemoryStats(*stats);
-  } else {
-    result.memory_stats = stats.status();
-  }
-  result.code_size_bytes = executable->GeneratedCodeSizeBytes().value_or(0);
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
@@ -370,12 +478,71 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   return result;
 }
 
+absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluster::CompileProgram& command) {
+  // The compiler's own devices are numbered from 0 on; the real ones come with the loading.
+  xla::CompileOptionsProto options;
+  if (!options.ParseFromString(command.options)) {
+    return absl::InvalidArgumentError("the compile options can't be parsed");
+  }
+  xla::DeviceAssignmentProto& assignment =
+      *options.mutable_executable_build_options()->mutable_device_assignment();
+  int next = 0;
+  const int replicas = assignment.replica_count();
+  for (int r = 0; r < replicas; ++r) {
+    for (auto& partition : *assignment.mutable_computation_devices())
+      partition.set_replica_device_ids(r, next++);
+  }
+  HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Client> compiler, worker_->CompilerFor(next));
+  const std::string serialized_options = options.SerializeAsString();
+  pjrt::CompileRequest request;
+  request.code = command.code;
+  request.serialized_options = serialized_options;
+  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable, compiler->Compile(request));
+  std::vector<cluster::DeviceId> virtual_devices(static_cast<size_t>(next));
+  for (int i = 0; i < next; ++i) virtual_devices[static_cast<size_t>(i)] = i;
+  cluster::CompiledProgram result;
+  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec, Describe(*executable, virtual_devices, &result));
+  if (spec.has_cross_device_ops) {
+    return absl::UnimplementedError(
+        absl::StrCat("program ", result.name, " has collectives between devices of different workers"));
+  }
+  HELMWAY_ASSIGN_OR_RETURN(result.serialized, executable->Serialize());
+  return result;
+}
+
+absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
+  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                           worker_->client().DeserializeAndLoad(*command.serialized, command.options));
+  auto program = std::make_shared<LoadedProgram>();
+  for (const pjrt::Device* device : executable->addressable_devices()) {
+    program->queues.push_back(worker_->queue(device->id()));
+  }
+  program->executable = std::move(executable);
+  base::MutexLock lock(&mu_);
+  if (closed_) return SessionEnded();
+  programs_[command.executable] = std::move(program);
+  return absl::OkStatus();
+}
+
+void Session::Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) {
+  auto shared_done = std::make_shared<decltype(done)>(std::move(done));
+  auto task = [self = shared_from_this(), command = std::move(command), shared_done] {
+    (*shared_done)(self->cancelled_->load() ? SessionEnded() : self->LoadNow(command));
+  };
+  if (worker_->compilers().Post(std::move(task))) return;
+  auto refuse = [shared_done] {
+    (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be loaded"));
+  };
+  if (!worker_->transfers().Post(refuse)) refuse();
+}
+
 void Session::Compile(cluster::CompileProgram command,
                       absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) {
   auto shared_done = std::make_shared<decltype(done)>(std::move(done));
   auto task = [self = shared_from_this(), command = std::move(command), shared_done] {
     if (self->cancelled_->load()) return (*shared_done)(SessionEnded());
-    (*shared_done)(self->CompileNow(command));
+    (*shared_done)(command.for_several_workers ? self->CompileForSeveral(command)
+                                               : self->CompileNow(command));
   };
   if (worker_->compilers().Post(std::move(task))) return;
   auto refuse = [shared_done] {
@@ -413,6 +580,7 @@ void Session::Close() {
   decltype(slots_) slots;
   decltype(programs_) programs;
   decltype(held_) held;
+  decltype(arrived_) arrived;
   {
     base::MutexLock lock(&mu_);
     if (closed_) return;
@@ -421,6 +589,8 @@ void Session::Close() {
     slots.swap(slots_);
     programs.swap(programs_);
     held.swap(held_);
+    receiving_.clear();
+    arrived.swap(arrived_);
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.

@@ -22,7 +22,7 @@ class Worker;
 // Threads: as cluster::SessionLink.
 class Session final : public cluster::SessionLink, public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(Worker* worker);
+  Session(Worker* worker, cluster::SessionId id);
   ~Session() override;
 
   void Declare(cluster::DeclareBuffers command) override;
@@ -32,6 +32,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id) override;
   void Copy(cluster::CopyBuffers command) override;
+  void Send(cluster::SendBuffers command) override;
+  void Receive(cluster::ReceiveBuffers command) override;
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -39,19 +41,35 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
              absl::AnyInvocable<void(const absl::Status&)> done) override;
   void Compile(cluster::CompileProgram command,
                absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
+  void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
   void Unload(cluster::ExecutableId executable) override;
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
+  // A worker in this process is never lost.
+  void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   void Close() override;
 
+  // What a peer has sent under the name of a buffer, whether or not Receive has named it already.
+  void TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::HostContents> contents);
+
  private:
+  // Where a buffer that a peer sends shall lie.
+  struct Receiving {
+    cluster::DeviceId device;
+    std::string memory_kind;
+  };
   SlotRef FindLocked(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The slot, or a fresh failed one that says that there is no such buffer.
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
+  absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
+  absl::Status LoadNow(const cluster::LoadProgram& command);
+  void BindReceived(cluster::BufferId buffer, const Receiving& where,
+                    absl::StatusOr<cluster::HostContents> contents);
 
   Worker* const worker_;
+  const cluster::SessionId id_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
   base::Mutex mu_;
@@ -60,6 +78,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<cluster::BufferId, Receiving> receiving_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<cluster::BufferId, absl::StatusOr<cluster::HostContents>> arrived_ ABSL_GUARDED_BY(mu_);
   // Has launches that wait for Flush.
   std::atomic<DeviceQueue*> unflushed_{nullptr};
 };

@@ -1,5 +1,6 @@
 #include "helmway/worker/worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "helmway/base/status.h"
@@ -15,6 +16,9 @@ constexpr size_t kMaxQueuedCompiles = 4096;
 constexpr int kTransferThreads = 2;
 constexpr size_t kMaxQueuedTransfers = 1 << 16;
 
+// Sessions that ended lately; what peers still send for them is dropped.
+constexpr size_t kMaxEndedSessions = 1024;
+
 cluster::AttributeValue ToClusterAttribute(const pjrt::AttributeValue& value) {
   return std::visit([](const auto& v) { return cluster::AttributeValue{v}; }, value);
 }
@@ -26,7 +30,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   auto worker = std::unique_ptr<Worker>(new Worker());
   HELMWAY_ASSIGN_OR_RETURN(
       worker->client_,
-      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)},
+                                    {"process_id", static_cast<int64_t>(options.process_id)}}));
+  worker->peers_ = options.peers;
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->host_memory_ = options.host_memory;
@@ -78,8 +84,57 @@ void Worker::Describe(const WorkerOptions& options) {
   }
 }
 
-std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId /*session*/) {
-  return std::make_shared<Session>(this);
+std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId session) {
+  auto opened = std::make_shared<Session>(this, session);
+  EarlyArrivals early;
+  {
+    base::MutexLock lock(&mu_);
+    sessions_[session] = opened;
+    if (const auto it = early_.find(session); it != early_.end()) {
+      early = std::move(it->second);
+      early_.erase(it);
+    }
+  }
+  for (auto& [buffer, contents] : early) opened->TakeFromPeer(buffer, std::move(contents));
+  return opened;
+}
+
+void Worker::TakeFromPeer(cluster::SessionId session, cluster::BufferId buffer,
+                          absl::StatusOr<cluster::HostContents> contents) {
+  std::shared_ptr<Session> open;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = sessions_.find(session);
+    if (it != sessions_.end()) {
+      open = it->second.lock();
+      if (open == nullptr) return;
+    } else {
+      if (std::find(ended_.begin(), ended_.end(), session) == ended_.end()) {
+        early_[session].emplace_back(buffer, std::move(contents));
+      }
+      return;
+    }
+  }
+  open->TakeFromPeer(buffer, std::move(contents));
+}
+
+void Worker::Forget(cluster::SessionId session) {
+  base::MutexLock lock(&mu_);
+  sessions_.erase(session);
+  ended_.push_back(session);
+  if (ended_.size() > kMaxEndedSessions) ended_.pop_front();
+}
+
+absl::StatusOr<std::shared_ptr<pjrt::Client>> Worker::CompilerFor(int devices) {
+  base::MutexLock lock(&mu_);
+  std::shared_ptr<pjrt::Client>& client = compiler_clients_[devices];
+  if (client == nullptr) {
+    absl::StatusOr<std::shared_ptr<pjrt::Client>> made =
+        pjrt::Client::Create(client_->plugin(), {{"cpu_device_count", int64_t{devices}}});
+    if (!made.ok()) return made.status();
+    client = *std::move(made);
+  }
+  return client;
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {

@@ -1,8 +1,10 @@
 #ifndef HELMWAY_WORKER_WORKER_H_
 #define HELMWAY_WORKER_WORKER_H_
 
+#include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -16,12 +18,16 @@
 
 namespace helmway::worker {
 
+class Session;
+
 struct WorkerOptions {
   std::string plugin_path;  // shared library that exports GetPjrtApi
   std::string python;       // command of the Python whose jaxlib has JAX's custom calls; empty: there is none
   int virtual_devices = 1;  // for the CPU platform, which makes as many as it is asked for
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
+  int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
+  std::shared_ptr<cluster::PeerSender> peers;  // null: it sends nothing to other workers
   std::shared_ptr<base::HostMemoryPool> host_memory;
 };
 
@@ -34,13 +40,22 @@ class Worker final : public cluster::WorkerLink {
   ~Worker() override;
 
   const cluster::WorkerInfo& info() const override { return info_; }
+  cluster::PeerAddress peer_address() const override { return {}; }
   std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override;
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
                                                                          int partitions) override;
 
+  // What a peer has sent. It waits for its session if that is not open yet, and is dropped if that has ended.
+  void TakeFromPeer(cluster::SessionId session, cluster::BufferId buffer,
+                    absl::StatusOr<cluster::HostContents> contents);
+
   // ---- For the sessions of this worker ----
+  // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made.
+  absl::StatusOr<std::shared_ptr<pjrt::Client>> CompilerFor(int devices);
+  cluster::PeerSender* peers() const { return peers_.get(); }
+  void Forget(cluster::SessionId session);
   const pjrt::Client& client() const { return *client_; }
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
@@ -52,6 +67,7 @@ class Worker final : public cluster::WorkerLink {
 
  private:
   Worker() = default;
+  using EarlyArrivals = std::vector<std::pair<cluster::BufferId, absl::StatusOr<cluster::HostContents>>>;
   void Describe(const WorkerOptions& options);
 
   // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
@@ -60,6 +76,13 @@ class Worker final : public cluster::WorkerLink {
   std::unique_ptr<CustomCalls> custom_calls_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
+  std::shared_ptr<cluster::PeerSender> peers_;
+  base::Mutex mu_;
+  absl::flat_hash_map<cluster::SessionId, std::weak_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
+  // Of sessions that peers know already and this worker does not yet.
+  absl::flat_hash_map<cluster::SessionId, EarlyArrivals> early_ ABSL_GUARDED_BY(mu_);
+  std::deque<cluster::SessionId> ended_ ABSL_GUARDED_BY(mu_);  // the last ones
+  absl::flat_hash_map<int, std::shared_ptr<pjrt::Client>> compiler_clients_ ABSL_GUARDED_BY(mu_);
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;

@@ -19,6 +19,7 @@
 #include "helmway/net/worker_service.h"
 #include "helmway/pjrt/pjrt_testing.h"
 #include "helmway/worker/host_transfer.h"
+#include "helmway/worker/link_testing.h"
 
 namespace helmway::worker {
 namespace {
@@ -86,60 +87,6 @@ module @apart attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 :
     return %1 : tensor<8xf32>
   }
 })";
-
-// What a callback brings, once. Copies are the same answer.
-template <typename T>
-class Answer {
- public:
-  void operator()(T value) const {
-    base::MutexLock lock(&state_->mu);
-    ++state_->times;
-    state_->thread = std::this_thread::get_id();
-    if (!state_->value) state_->value.emplace(std::move(value));
-  }
-  bool done() const {
-    base::MutexLock lock(&state_->mu);
-    return state_->value.has_value();
-  }
-  int times() const {
-    base::MutexLock lock(&state_->mu);
-    return state_->times;
-  }
-  std::thread::id thread() const {
-    base::MutexLock lock(&state_->mu);
-    return state_->thread;
-  }
-  const T& Wait() const {
-    base::MutexLock lock(&state_->mu);
-    auto here = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) { return state_->value.has_value(); };
-    state_->mu.Await(absl::Condition(&here));
-    return *state_->value;
-  }
-  // The value may be changed or dropped by the test's thread alone.
-  T Steal() const {
-    Wait();
-    base::MutexLock lock(&state_->mu);
-    return std::move(*state_->value);
-  }
-
- private:
-  struct State {
-    base::Mutex mu;
-    std::optional<T> value ABSL_GUARDED_BY(mu);
-    int times ABSL_GUARDED_BY(mu) = 0;
-    std::thread::id thread ABSL_GUARDED_BY(mu);
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
-using ReadAnswer = Answer<absl::StatusOr<base::HostBytes>>;
-using StatusAnswer = Answer<absl::Status>;
-
-template <typename T = float>
-std::vector<T> Values(const base::HostBytes& bytes) {
-  std::vector<T> values(static_cast<size_t>(bytes.size) / sizeof(T));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data, values.size() * sizeof(T));
-  return values;
-}
 
 BufferNames One(BufferId id) { return {id, 1, {}}; }
 

@@ -1,0 +1,78 @@
+#include "helmway/cluster/placement.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace helmway::cluster {
+
+Placement::Placement(absl::Span<const WorkerIndex> workers) {
+  for (size_t i = 0; i < workers.size(); ++i) {
+    if (runs_.empty() || runs_.back().worker != workers[i]) {
+      runs_.push_back({static_cast<uint32_t>(i), static_cast<uint32_t>(i), workers[i]});
+    }
+    ++runs_.back().end;
+  }
+}
+
+WorkerIndex Placement::at(size_t position) const {
+  const auto it = std::upper_bound(runs_.begin(), runs_.end(), position,
+                                   [](size_t p, const Run& run) { return p < run.end; });
+  return it->worker;
+}
+
+BufferMap::Ranges::const_iterator BufferMap::Find(BufferId id) const {
+  auto it = ranges_.upper_bound(id);
+  if (it == ranges_.begin()) return it;
+  const auto before = std::prev(it);
+  return id < before->first + before->second.count ? before : it;
+}
+
+void BufferMap::Add(BufferId first, uint32_t count, PlacementRef placement) {
+  if (count > 0) ranges_.insert_or_assign(first, Range{count, 0, std::move(placement)});
+}
+
+void BufferMap::Forget(BufferId first, uint32_t count) {
+  const BufferId end = first + count;
+  auto it = ranges_.find(first);
+  if (it == ranges_.end()) {
+    const auto found = Find(first);
+    if (found == ranges_.end()) return;
+    it = ranges_.find(found->first);
+  }
+  while (it != ranges_.end() && it->first < end) {
+    const BufferId range_first = it->first;
+    const Range range = it->second;
+    const BufferId range_end = range_first + range.count;
+    it = ranges_.erase(it);
+    if (range_first < first) {
+      ranges_.emplace(range_first,
+                      Range{static_cast<uint32_t>(first - range_first), range.offset, range.placement});
+    }
+    if (range_end > end) {
+      ranges_.emplace(end, Range{static_cast<uint32_t>(range_end - end),
+                                 range.offset + static_cast<uint32_t>(end - range_first), range.placement});
+      return;
+    }
+  }
+}
+
+void AppendNames(BufferId first, uint32_t count, BufferNames* names) {
+  if (count == 0) return;
+  if (names->list.empty()) {
+    if (names->count == 0) {
+      names->first = first;
+      names->count = count;
+      return;
+    }
+    if (names->first + names->count == first) {
+      names->count += count;
+      return;
+    }
+    for (uint32_t i = 0; i < names->count; ++i) names->list.push_back(names->first + i);
+    names->first = names->count = 0;
+  }
+  for (uint32_t i = 0; i < count; ++i) names->list.push_back(first + i);
+}
+
+}  // namespace helmway::cluster

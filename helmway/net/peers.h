@@ -1,0 +1,26 @@
+#ifndef HELMWAY_NET_PEERS_H_
+#define HELMWAY_NET_PEERS_H_
+
+#include <memory>
+#include <string>
+
+#include "helmway/base/host_memory.h"
+#include "helmway/cluster/worker_link.h"
+#include "helmway/net/message_stream.h"
+
+namespace helmway::net {
+
+struct PeersOptions {
+  std::string software;  // of this process, for messages
+  // Must outlive the sender.
+  MessageStreamClient* streams = nullptr;
+  std::shared_ptr<base::HostMemoryPool> host_memory;
+};
+
+// Sends buffers to other workers, over one stream to each that stays open until it breaks; a later buffer
+// then opens another.
+std::unique_ptr<cluster::PeerSender> MakePeerSender(PeersOptions options);
+
+}  // namespace helmway::net
+
+#endif  // HELMWAY_NET_PEERS_H_
