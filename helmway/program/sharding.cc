@@ -8,6 +8,7 @@
 #include "helmway/base/status.h"
 #include "helmway/program/iota_order.h"
 #include "helmway/program/named_sharding.h"
+#include "helmway/program/strides.h"
 #include "helmway/wire/serialized.h"
 
 namespace helmway::program {
@@ -15,8 +16,6 @@ namespace {
 
 using ::xla::OpSharding;
 
-// What numpy allows, so no client array has more dimensions. Bounds the work per shard.
-constexpr int kMaxRank = 64;
 // A tile dimension per data dimension, and some for subgroups.
 constexpr int kMaxTileRank = kMaxRank + 8;
 

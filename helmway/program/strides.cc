@@ -17,6 +17,10 @@ absl::Status TooLarge() {
 }
 
 absl::Status Check(absl::Span<const int64_t> dims, int64_t element_bytes) {
+  if (dims.size() > static_cast<size_t>(kMaxRank)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Array in host memory: ", dims.size(), " dimensions (at most ", kMaxRank, ")"));
+  }
   if (element_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Array in host memory: element of ", element_bytes, " bytes"));

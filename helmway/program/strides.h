@@ -12,8 +12,11 @@ namespace helmway::program {
 
 // Sizes of arrays in host memory. `dims` in elements; `element_bytes` is the size of one element in host
 // memory (1 for 1-, 2- and 4-bit types, 0 for tokens); byte strides are one per dimension, as numpy's. Pure
-// functions: any thread. INVALID_ARGUMENT for negative dims or element sizes, a stride count that is not the
-// rank, and sizes over 2^63 - 1.
+// functions: any thread. INVALID_ARGUMENT for more than kMaxRank dims, negative dims or element sizes, a
+// stride count that is not the rank, and sizes over 2^63 - 1.
+
+// What numpy allows, so no client array has more dimensions. Bounds the work per shard.
+inline constexpr int kMaxRank = 64;
 
 // The product of `dims`; 1 for a scalar.
 absl::StatusOr<int64_t> ElementCount(absl::Span<const int64_t> dims);

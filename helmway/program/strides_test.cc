@@ -89,6 +89,9 @@ TEST(ElementCount, Counts) {
   EXPECT_EQ(*ElementCount({2, 0}), 0);
   EXPECT_EQ(ElementCount({-1}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ElementCount({kMax, 2}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(*ElementCount(std::vector<int64_t>(kMaxRank, 1)), 1);
+  EXPECT_EQ(ElementCount(std::vector<int64_t>(kMaxRank + 1, 1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(DenseByteStrides, RowMajor) {

@@ -113,7 +113,11 @@ absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBuffe
   shards.dims.assign(spec.dims.begin(), spec.dims.end());
   shards.byte_strides = Strides(request.has_byte_strides(), request.byte_strides());
   for (int64_t i = 0; i < spec.sharding->num_shards(); ++i) shards.positions.push_back(i);
-  HELMWAY_RETURN_IF_ERROR(MakeFromHost(handle, spec, {std::move(shards)}));
+  std::vector<HostArray> made(1);
+  made[0].handle = handle;
+  made[0].spec = std::move(spec);
+  made[0].shards.push_back(std::move(shards));
+  HELMWAY_RETURN_IF_ERROR(MakeFromHost(made));
   reply.response.mutable_make_array_from_host_buffer_response()->set_array_handle(handle);
   reply.patient = true;
   return absl::OkStatus();
@@ -125,6 +129,7 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(
     return absl::InvalidArgumentError(absl::StrCat(request.specs_size(), " array specs for ",
                                                    request.array_handles_size(), " array handles"));
   }
+  std::vector<HostArray> all;
   for (int i = 0; i < request.specs_size(); ++i) {
     const auto& made = request.specs(i);
     const xla::ifrt::ArraySpecProto& proto = made.array_spec();
@@ -153,10 +158,11 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(
       shard.positions.assign(indices.begin(), indices.end());
       shards.push_back(std::move(shard));
     }
-    HELMWAY_RETURN_IF_ERROR(MakeFromHost(request.array_handles(i), spec, std::move(shards)));
-    reply.response.mutable_make_arrays_from_host_buffer_shards_response()->add_array_handles(
-        request.array_handles(i));
+    all.push_back({request.array_handles(i), std::move(spec), std::move(shards)});
   }
+  HELMWAY_RETURN_IF_ERROR(MakeFromHost(all));
+  *reply.response.mutable_make_arrays_from_host_buffer_shards_response()->mutable_array_handles() =
+      request.array_handles();
   reply.patient = true;
   return absl::OkStatus();
 }
@@ -165,6 +171,10 @@ absl::Status Session::CheckHostShards(const ArraySpec& spec, const std::vector<H
   std::vector<bool> seen(static_cast<size_t>(spec.sharding->num_shards()));
   for (const HostShards& shard : shards) {
     HELMWAY_RETURN_IF_ERROR(CheckDims(shard.dims));
+    if (spec.layout && static_cast<size_t>(spec.layout->rank()) != shard.dims.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("the layout ", spec.layout->ToText(), " for shards of ",
+                                                     shard.dims.size(), " dimensions"));
+    }
     for (const int64_t position : shard.positions) {
       if (position < 0 || position >= spec.sharding->num_shards() || seen[static_cast<size_t>(position)]) {
         return absl::InvalidArgumentError(absl::StrCat(
@@ -187,14 +197,16 @@ absl::Status Session::CheckHostShards(const ArraySpec& spec, const std::vector<H
   return absl::OkStatus();
 }
 
-absl::Status Session::MakeFromHost(uint64_t handle, const ArraySpec& spec, std::vector<HostShards> shards) {
-  HELMWAY_RETURN_IF_ERROR(CheckHostShards(spec, shards));
-  HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(spec.dtype));
-  std::vector<int64_t> sizes;
-  for (const HostShards& shard : shards) {
-    HELMWAY_ASSIGN_OR_RETURN(const int64_t size,
-                             program::RegionSizeBytes(shard.dims, element_bytes, AsSpan(shard.byte_strides)));
-    sizes.push_back(size);
+absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
+  std::vector<int64_t> sizes;  // of every host buffer, array by array
+  for (const HostArray& one : made) {
+    HELMWAY_RETURN_IF_ERROR(CheckHostShards(one.spec, one.shards));
+    HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(one.spec.dtype));
+    for (const HostShards& shard : one.shards) {
+      HELMWAY_ASSIGN_OR_RETURN(const int64_t size, program::RegionSizeBytes(shard.dims, element_bytes,
+                                                                            AsSpan(shard.byte_strides)));
+      sizes.push_back(size);
+    }
   }
 
   std::vector<cluster::HostContents> contents;
@@ -203,40 +215,62 @@ absl::Status Session::MakeFromHost(uint64_t handle, const ArraySpec& spec, std::
   cluster::DeclareBuffers declare;
   {
     base::MutexLock lock(&mu_);
-    ArrayRef array = NewArray(std::make_shared<const ArraySpec>(spec));
-    HELMWAY_RETURN_IF_ERROR(Bind(handle, array));
-    const absl::Span<const int32_t> devices = spec.sharding->devices();
-    for (const HostShards& shard : shards) {
-      cluster::HostContents c;
-      c.element_type = spec.dtype;
-      c.dims.assign(shard.dims.begin(), shard.dims.end());
-      c.byte_strides = shard.byte_strides;
-      c.memory_kind = spec.sharding->memory_kind().value_or("");
-      if (spec.layout && !spec.layout->IsDescending()) {
-        c.minor_to_major.emplace(spec.layout->minor_to_major().begin(), spec.layout->minor_to_major().end());
-      }
-      for (const int64_t position : shard.positions) {
-        const auto i = static_cast<size_t>(position);
-        c.targets.push_back({array->shards().at(i), devices[i]});
-        declare.targets.push_back(c.targets.back());
-      }
-      contents.push_back(std::move(c));
-      // The names must live until they are filled, even if the client drops the array first.
-      keeps.push_back(array->shards().Share());
-      arrivals.push_back(std::make_shared<array::Arrival>());
+    std::vector<uint64_t> handles;
+    std::vector<ArrayRef> arrays;
+    for (const HostArray& one : made) {
+      handles.push_back(one.handle);
+      arrays.push_back(NewArray(std::make_shared<const ArraySpec>(one.spec)));
     }
-    array->AddArrivals({arrivals.begin(), arrivals.end()});
+    HELMWAY_RETURN_IF_ERROR(BindAll(handles, arrays));
+    for (size_t a = 0; a < made.size(); ++a) {
+      const ArraySpec& spec = made[a].spec;
+      const Shards& names = arrays[a]->shards();
+      const absl::Span<const int32_t> devices = spec.sharding->devices();
+      std::vector<std::shared_ptr<const array::Arrival>> of_array;
+      for (const HostShards& shard : made[a].shards) {
+        cluster::HostContents c;
+        c.element_type = spec.dtype;
+        c.dims.assign(shard.dims.begin(), shard.dims.end());
+        c.byte_strides = shard.byte_strides;
+        c.memory_kind = spec.sharding->memory_kind().value_or("");
+        if (spec.layout && !spec.layout->IsDescending()) {
+          c.minor_to_major.emplace(spec.layout->minor_to_major().begin(),
+                                   spec.layout->minor_to_major().end());
+        }
+        for (const int64_t position : shard.positions) {
+          const auto i = static_cast<size_t>(position);
+          c.targets.push_back({names.at(i), devices[i]});
+          declare.targets.push_back(c.targets.back());
+        }
+        contents.push_back(std::move(c));
+        // The names must live until they are filled, even if the client drops the array first.
+        keeps.push_back(names.Share());
+        arrivals.push_back(std::make_shared<array::Arrival>());
+        of_array.push_back(arrivals.back());
+      }
+      arrays[a]->AddArrivals(of_array);
+    }
   }
+  if (declare.targets.empty()) return absl::OkStatus();
   link_->Declare(std::move(declare));
-  for (size_t i = 0; i < shards.size(); ++i) {
-    host_buffers_->Take(
-        shards[i].host_buffer,
-        [self = shared_from_this(), c = std::move(contents[i]), keep = std::move(keeps[i]),
-         arrival = arrivals[i], size = sizes[i]](absl::StatusOr<base::HostBytes> bytes) mutable {
-          self->HostBufferArrived(std::move(c), std::move(keep), std::move(arrival), size, std::move(bytes));
-        });
-    if (!arrivals[i]->here) proxy_->WatchHostBuffers();
+  size_t next = 0;
+  for (const HostArray& one : made) {
+    for (const HostShards& shard : one.shards) {
+      const size_t i = next++;
+      host_buffers_->Take(shard.host_buffer, [self = shared_from_this(), c = std::move(contents[i]),
+                                              keep = std::move(keeps[i]), arrival = arrivals[i],
+                                              size =
+                                                  sizes[i]](absl::StatusOr<base::HostBytes> bytes) mutable {
+        self->HostBufferArrived(std::move(c), std::move(keep), std::move(arrival), size, std::move(bytes));
+      });
+    }
   }
+  bool waits = false;
+  {
+    base::MutexLock lock(&mu_);
+    for (const auto& arrival : arrivals) waits |= !arrival->here;
+  }
+  if (waits) proxy_->WatchHostBuffers();
   return absl::OkStatus();
 }
 
@@ -350,6 +384,7 @@ absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysR
         absl::StrCat(request.result_handles_size(), " result handles for an array of ", count, " shards"));
   }
   const program::Sharding& sharding = *whole->spec().sharding;
+  std::vector<ArrayRef> parts;
   for (size_t i = 0; i < count; ++i) {
     ArraySpec spec;
     spec.dtype = whole->spec().dtype;
@@ -362,10 +397,11 @@ absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysR
     ArrayRef part =
         base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(i));
     part->AddArrivals(whole->arrivals());
-    HELMWAY_RETURN_IF_ERROR(Bind(request.result_handles(static_cast<int>(i)), std::move(part)));
-    reply.response.mutable_disassemble_into_single_device_arrays_response()->add_array_handles(
-        request.result_handles(static_cast<int>(i)));
+    parts.push_back(std::move(part));
   }
+  HELMWAY_RETURN_IF_ERROR(BindAll(request.result_handles(), parts));
+  *reply.response.mutable_disassemble_into_single_device_arrays_response()->mutable_array_handles() =
+      request.result_handles();
   if (IsDonate(request.copy_semantics())) whole->Delete();
   reply.patient = true;
   return absl::OkStatus();
@@ -426,11 +462,8 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
     result->AddArrivals(source->arrivals());
     results.push_back(std::move(result));
   }
-  for (int i = 0; i < count; ++i) {
-    HELMWAY_RETURN_IF_ERROR(Bind(request.result_handles(i), results[static_cast<size_t>(i)]));
-    reply.response.mutable_copy_arrays_response()->add_array_handles(request.result_handles(i));
-  }
-  reply.response.mutable_copy_arrays_response();
+  HELMWAY_RETURN_IF_ERROR(BindAll(request.result_handles(), results));
+  *reply.response.mutable_copy_arrays_response()->mutable_array_handles() = request.result_handles();
   reply.patient = true;
   if (IsDonate(request.copy_semantics())) {
     for (const ArrayRef& source : sources) source->Delete();
@@ -454,8 +487,16 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
     if (request.has_byte_strides()) {
       format.byte_strides = Strides(true, request.byte_strides());
       HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(spec.dtype));
-      HELMWAY_RETURN_IF_ERROR(
-          program::RegionSizeBytes(spec.dims, element_bytes, AsSpan(format.byte_strides)).status());
+      HELMWAY_ASSIGN_OR_RETURN(const int64_t region, program::RegionSizeBytes(spec.dims, element_bytes,
+                                                                              AsSpan(format.byte_strides)));
+      HELMWAY_ASSIGN_OR_RETURN(const int64_t dense,
+                               program::RegionSizeBytes(spec.dims, element_bytes, std::nullopt));
+      // Only gaps can make it larger than the array, which is in memory already.
+      if (region > dense && region > host_buffers_->limit_bytes()) {
+        return absl::ResourceExhaustedError(absl::StrCat("a read of ", dense, " bytes into a region of ",
+                                                         region, "; host buffers may hold ",
+                                                         host_buffers_->limit_bytes()));
+      }
     }
     buffer = array->shards().at(0);
   }
@@ -529,6 +570,7 @@ absl::Status Session::HandleIsArrayDeleted(const IsArrayDeletedRequest& request,
   const auto it = arrays_.find(request.array_handle());
   if (it == arrays_.end())
     return absl::NotFoundError(absl::StrCat("no array has the handle ", request.array_handle()));
+  if (!it->second->deleted()) HELMWAY_RETURN_IF_ERROR(it->second->status());
   reply.response.mutable_is_array_deleted_response()->set_deleted(it->second->deleted());
   return absl::OkStatus();
 }

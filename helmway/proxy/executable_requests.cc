@@ -140,34 +140,39 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   }
 
   const auto& kept = request.execute_options().non_donatable_input_indices();
+  for (const int32_t index : kept) {
+    if (index < 0 || static_cast<size_t>(index) >= spec.parameters.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("argument ", index, " of program ", spec.name,
+                                                     " shall not be donated, but does not exist"));
+    }
+  }
   for (const int32_t index : spec.donated_parameters) {
     if (std::find(kept.begin(), kept.end(), index) == kept.end()) launch.donated.push_back(index);
   }
   launch.kept.assign(kept.begin(), kept.end());
 
   std::vector<ArrayRef> results;
-  for (size_t i = 0; i < spec.outputs.size(); ++i) {
-    ArrayRef result = NewArray(executable->outputs[i]);
-    launch.results.push_back(result->shards().Names());
-    uint64_t handle;
-    if (first_run) {
-      handle = NewServerHandle();
-      LoadedExecutableExecuteResponse::Output& output = *response.add_outputs();
-      output.mutable_dtype()->set_kind(executable->outputs[i]->dtype);
-      for (const int64_t dim : executable->outputs[i]->dims) output.mutable_shape()->add_dims(dim);
-      *output.mutable_sharding() = executable->outputs[i]->sharding->Encode();
-      output.set_array_handle(handle);
-    } else {
-      handle = request.result_array_handle(static_cast<int>(i));
-    }
-    // Nothing may fail between the first binding and the launch but a handle that is in use, which a client
-    // that counts its handles does not send; what was bound then stays without contents.
-    if (absl::Status status = Bind(handle, result); !status.ok()) {
-      for (const ArrayRef& made : results) made->Delete();
-      return status;
-    }
-    results.push_back(std::move(result));
+  results.reserve(spec.outputs.size());
+  launch.results.reserve(spec.outputs.size());
+  for (const auto& output_spec : executable->outputs) {
+    results.push_back(NewArray(output_spec));
+    launch.results.push_back(results.back()->shards().Names());
   }
+  if (first_run) {
+    std::vector<uint64_t> handles;
+    for (const auto& output_spec : executable->outputs) {
+      handles.push_back(NewServerHandle());
+      LoadedExecutableExecuteResponse::Output& output = *response.add_outputs();
+      output.mutable_dtype()->set_kind(output_spec->dtype);
+      for (const int64_t dim : output_spec->dims) output.mutable_shape()->add_dims(dim);
+      *output.mutable_sharding() = output_spec->sharding->Encode();
+      output.set_array_handle(handles.back());
+    }
+    HELMWAY_RETURN_IF_ERROR(BindAll(handles, results));
+  } else {
+    HELMWAY_RETURN_IF_ERROR(BindAll(request.result_array_handle(), results));
+  }
+  // Nothing fails from here on.
 
   async::CompletionRef run;
   if (wants_status) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/status.h"
 
 namespace helmway::proxy {
 namespace {
@@ -103,15 +104,24 @@ absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> HostBuffers::Store(uint64
 }
 
 absl::Status HostBuffers::Put(uint64_t handle, base::HostBytes bytes) {
-  {
-    base::MutexLock lock(&mu_);
-    if (closed_) return SessionEnded();
-    Entry& entry = entries_[handle];
-    if (entry.storing || entry.complete || !entry.failure.ok()) {
-      return absl::AlreadyExistsError(absl::StrCat("host buffer ", handle, " exists already"));
-    }
-  }
+  HELMWAY_RETURN_IF_ERROR(CheckUnused(handle));
   Complete(handle, std::move(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status HostBuffers::Fail(uint64_t handle, const absl::Status& status) {
+  HELMWAY_RETURN_IF_ERROR(CheckUnused(handle));
+  Complete(handle, status);
+  return absl::OkStatus();
+}
+
+absl::Status HostBuffers::CheckUnused(uint64_t handle) {
+  base::MutexLock lock(&mu_);
+  if (closed_) return SessionEnded();
+  const auto it = entries_.find(handle);
+  if (it != entries_.end() && (it->second.storing || it->second.complete || !it->second.failure.ok())) {
+    return absl::AlreadyExistsError(absl::StrCat("host buffer ", handle, " exists already"));
+  }
   return absl::OkStatus();
 }
 

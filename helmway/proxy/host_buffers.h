@@ -43,6 +43,8 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   // Where an upload of `size` bytes goes. INVALID_ARGUMENT for a size below 0, ALREADY_EXISTS for a handle in
   // use, RESOURCE_EXHAUSTED beyond the budget. A writer that is dropped unfinished fails the handle.
   absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> Store(uint64_t handle, int64_t size);
+  // The upload will not come, for a reason that its array shall tell. ALREADY_EXISTS for a handle in use.
+  absl::Status Fail(uint64_t handle, const absl::Status& status);
   // Bytes that came another way.
   absl::Status Put(uint64_t handle, base::HostBytes bytes);
 
@@ -61,6 +63,9 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   // Drops all, fails what waits with CANCELLED; later calls fail the same way.
   void Close();
 
+  // The most bytes that host buffers may hold.
+  int64_t limit_bytes() const { return budget_->limit(); }
+
  private:
   class Writer;
   struct Entry {
@@ -72,6 +77,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
     int64_t waiting_since_ns = 0;
     int64_t budget_bytes = 0;
   };
+  absl::Status CheckUnused(uint64_t handle);
   void Complete(uint64_t handle, absl::StatusOr<base::HostBytes> bytes);
 
   const std::shared_ptr<base::HostMemoryPool> pool_;

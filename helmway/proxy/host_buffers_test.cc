@@ -108,6 +108,23 @@ TEST_F(HostBuffersTest, AHandleIsUsedOnce) {
   EXPECT_EQ(Text(***first), "d");
 }
 
+TEST_F(HostBuffersTest, AnUploadThatCannotBegin) {
+  const absl::Status reason = absl::NotFoundError("no such file");
+  auto before = Take(1);
+  EXPECT_TRUE(buffers_->Fail(1, reason).ok());
+  ASSERT_TRUE(before->has_value());
+  EXPECT_EQ((*before)->status(), reason);
+  EXPECT_TRUE(buffers_->Fail(2, reason).ok());
+  EXPECT_EQ(Store(2, "late").code(), absl::StatusCode::kAlreadyExists);
+  auto after = Take(2);
+  ASSERT_TRUE(after->has_value());
+  EXPECT_EQ((*after)->status(), reason);
+  // Bytes that are here stay.
+  ASSERT_TRUE(Store(3, "abc").ok());
+  EXPECT_EQ(buffers_->Fail(3, reason).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Text(***Take(3)), "abc");
+}
+
 TEST_F(HostBuffersTest, TooFewBytes) {
   for (const bool taken_first : {true, false}) {
     SCOPED_TRACE(taken_first);

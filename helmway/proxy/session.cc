@@ -305,16 +305,24 @@ absl::Status Session::ReadHostBufferFromDisk(uint64_t handle, int64_t size) {
         "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY for "
         "the server too");
   }
-  absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> writer = host_buffers_->Store(handle, size);
-  if (!writer.ok()) return writer.status();
   // The client narrows the handle to 32 bits with a sign in the file's name.
   const std::string path = absl::StrCat(directory, "/lt_", static_cast<int32_t>(handle));
   const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return absl::NotFoundError(absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
+  if (fd < 0) {
+    const absl::Status status =
+        absl::NotFoundError(absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
+    // Whoever waits for the bytes hears why they do not come; the client does in any case.
+    host_buffers_->Fail(handle, status).IgnoreError();
+    return status;
+  }
+  absl::StatusOr<std::unique_ptr<net::HostBufferWriter>> writer;
   absl::Status status;
   struct stat info;
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size != size) {
     status = absl::InvalidArgumentError(absl::StrCat(path, " is no file of ", size, " bytes"));
+    host_buffers_->Fail(handle, status).IgnoreError();
+  } else if (writer = host_buffers_->Store(handle, size); !writer.ok()) {
+    status = writer.status();
   } else {
     uint8_t* target = (*writer)->Reserve(size);
     int64_t done = 0;

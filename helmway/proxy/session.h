@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -137,6 +138,11 @@ class Session final : public net::SessionHandler,
   absl::StatusOr<std::shared_ptr<const Executable>> GetExecutable(uint64_t handle);
   // Binds a client's new handle. ALREADY_EXISTS if it is in use, INVALID_ARGUMENT for 0.
   absl::Status Bind(uint64_t handle, ArrayRef array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Binds one handle to each array, or none to any: those that were bound before one could not be stand for
+  // its error then.
+  template <typename Handles>
+  absl::Status BindAll(const Handles& handles, const std::vector<ArrayRef>& arrays)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Binds every handle that is not in use to an error, so that later uses meet its cause.
   template <typename Handles>
   void BindErrors(const Handles& handles, const absl::Status& status);
@@ -159,7 +165,13 @@ class Session final : public net::SessionHandler,
     std::optional<std::vector<int64_t>> byte_strides;
     std::vector<int64_t> positions;
   };
-  absl::Status MakeFromHost(uint64_t handle, const array::ArraySpec& spec, std::vector<HostShards> shards);
+  struct HostArray {
+    uint64_t handle = 0;
+    array::ArraySpec spec;
+    std::vector<HostShards> shards;
+  };
+  // Makes all of them or none.
+  absl::Status MakeFromHost(const std::vector<HostArray>& made);
   absl::Status CheckHostShards(const array::ArraySpec& spec, const std::vector<HostShards>& shards) const;
   absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::DTypeProto& dtype,
                                             const xla::ifrt::ShapeProto& shape,
@@ -200,6 +212,22 @@ class Session final : public net::SessionHandler,
   int64_t launches_under_way_ ABSL_GUARDED_BY(mu_) = 0;
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
 };
+
+template <typename Handles>
+absl::Status Session::BindAll(const Handles& handles, const std::vector<ArrayRef>& arrays) {
+  size_t bound = 0;
+  for (const uint64_t handle : handles) {
+    if (absl::Status status = Bind(handle, arrays[bound]); !status.ok()) {
+      for (const uint64_t taken_back : handles) {
+        if (bound-- == 0) break;
+        arrays_[taken_back] = base::MakeRef<array::Array>(status);
+      }
+      return status;
+    }
+    ++bound;
+  }
+  return absl::OkStatus();
+}
 
 template <typename Handles>
 void Session::BindErrors(const Handles& handles, const absl::Status& status) {
