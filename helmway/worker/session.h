@@ -32,6 +32,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id) override;
   void Copy(cluster::CopyBuffers command) override;
+  void Assemble(cluster::AssembleBuffers command) override;
+  void Bitcast(cluster::BitcastBuffers command) override;
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -48,6 +50,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   SlotRef FindLocked(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The slot, or a fresh failed one that says that there is no such buffer.
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for a slot that is to be read: also failed if an earlier launch consumes it.
+  SlotRef FindReadable(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
 
