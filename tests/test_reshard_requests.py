@@ -1,6 +1,7 @@
 """RemapArrays, ReshardArrays and BitcastArrays as they come over the wire, also in forms that no jaxlib sends."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -403,4 +404,59 @@ def test_bitcast_refuses(arrays):
     assert code(spec([8], tiled([1, 0], 2), "s32")) == INVALID_ARGUMENT
     assert code(spec([8], tiled([0, 1], 2, memory_kind="pinned_host"), "s32")) == INVALID_ARGUMENT
     assert code(spec([8], pair, "s32"), ALWAYS_COPY) == INVALID_ARGUMENT
+    twice = dict(array_handles=[array] * 2, array_specs=[spec([8], pair)] * 2, copy_semantics=DONATE)
+    assert arrays.call("bitcast_arrays", arrays.new(2), **twice).code == INVALID_ARGUMENT
     assert listed(arrays.shards(array, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# Anything at all
+
+
+def numbers_in(proto):
+    """Every number in a message, as (set it, value)."""
+    for field, value in proto.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            continue
+        repeated = not isinstance(value, (int, float, str, bytes)) and not hasattr(value, "ListFields")
+        items = list(value) if repeated else [value]
+        for i, item in enumerate(items):
+            if field.message_type is not None:
+                yield from numbers_in(item)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                if repeated:
+                    yield (lambda new, value=value, i=i: value.__setitem__(i, new)), item
+                else:
+                    yield (lambda new, proto=proto, field=field: setattr(proto, field.name, new)), item
+
+
+def test_damaged_requests(arrays):
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    array = arrays.split(np.arange(8), [0, 1, 2, 3])
+    codes = set()
+    for _ in range(300):
+        results = arrays.new(2)
+        fields = dict(array_handles=[array], result_handles=results[:1], copy_semantics=REUSE)
+        to = chance.choice([
+            spec([8], tiled([3, 1, 2, 0], 4)), spec([8], tiled([0, 1, 2, 3], 2, replicas=2)), spec([8], on_device(5)),
+        ])  # fmt: skip
+        request = chance.choice([
+            message("RemapArraysRequest")(plan=every_other("intervals"), **fields | dict(result_handles=results)),
+            message("RemapArraysRequest")(plan=every_other("devices"), **fields | dict(result_handles=results)),
+            message("ReshardArraysRequest")(array_specs=[to], **fields),
+            message("BitcastArraysRequest")(array_specs=[spec([4, 2], tiled([0, 1, 2, 3], 4, 1), "s32")], **fields),
+        ])  # fmt: skip
+        for _ in range(chance.randint(0, 3)):
+            change, value = chance.choice(list(numbers_in(request)))
+            try:
+                change(chance.choice([0, 1, -1, 2, 7, value + 1, value - 1, 2**31 - 1, -(2**31), 2**62, -(2**63)]))
+            except ValueError:
+                pass  # out of the field's range
+        request.copy_semantics = chance.choice([ALWAYS_COPY, REUSE])
+        name = request.DESCRIPTOR.name.removesuffix("ArraysRequest").lower()
+        codes.add(arrays.stream.code(**{f"{name}_arrays_request": request}))
+        # Whatever was made of it answers, with or without an error.
+        arrays.status(request.result_handles[0])
+    assert {OK, INVALID_ARGUMENT} <= codes
+    assert listed(arrays.shards(array, 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -41,6 +41,16 @@ absl::Status CheckCounts(int results, int specs, int handles) {
       absl::StrCat(results, " result handles and ", specs, " specs for ", handles, " arrays"));
 }
 
+// Shards that an array gives up go to one result: two would have to share them.
+template <typename Request>
+absl::Status CheckDonatedOnce(const Request& request) {
+  if (!IsDonate(request.copy_semantics())) return absl::OkStatus();
+  const absl::flat_hash_set<uint64_t> distinct(request.array_handles().begin(),
+                                               request.array_handles().end());
+  if (static_cast<int>(distinct.size()) == request.array_handles_size()) return absl::OkStatus();
+  return absl::InvalidArgumentError("an array is donated twice");
+}
+
 std::optional<std::vector<int64_t>> MinorToMajor(const ArraySpec& spec) {
   if (!spec.layout || spec.layout->IsDescending()) return std::nullopt;
   return std::vector<int64_t>(spec.layout->minor_to_major().begin(), spec.layout->minor_to_major().end());
@@ -97,13 +107,7 @@ absl::Status Session::HandleRemapArrays(const RemapArraysRequest& request, Reply
   for (const auto& proto : plan.output_specs()) {
     HELMWAY_ASSIGN_OR_RETURN(outputs.emplace_back(), MakeSpec(proto));
   }
-  if (IsDonate(request.copy_semantics())) {
-    const absl::flat_hash_set<uint64_t> distinct(request.array_handles().begin(),
-                                                 request.array_handles().end());
-    if (static_cast<int>(distinct.size()) != request.array_handles_size()) {
-      return absl::InvalidArgumentError("Remap plan: an array is donated twice");
-    }
-  }
+  HELMWAY_RETURN_IF_ERROR(CheckDonatedOnce(request));
 
   base::MutexLock lock(&mu_);
   std::vector<ArrayRef> arrays;
@@ -339,6 +343,7 @@ absl::Status Session::HandleBitcastArrays(const BitcastArraysRequest& request, R
   if (IsAlwaysCopy(request.copy_semantics())) {
     return absl::InvalidArgumentError("a bitcast does not copy");
   }
+  HELMWAY_RETURN_IF_ERROR(CheckDonatedOnce(request));
   std::vector<std::shared_ptr<const ArraySpec>> specs;
   for (const auto& proto : request.array_specs()) {
     HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(proto));

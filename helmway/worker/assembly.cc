@@ -17,6 +17,9 @@ namespace {
 
 using Result = AssemblyJob::Result;
 
+// Results that are copied faster than a thread is woken share a job.
+constexpr int64_t kSmallJobBytes = 256 << 10;
+
 void Finish(const Result& result, const absl::Status& status) {
   for (const SlotRef& slot : result.slots) slot->ready->Finish(status);
 }
@@ -104,6 +107,7 @@ std::vector<AssemblyJob> MakeAssemblyJobs(cluster::AssembleBuffers command,
   const auto type = static_cast<pjrt::ElementType>(command.element_type);
   // Where sources need not be read first, small jobs share the threads best and hold the least.
   const bool staged = client.platform_name() != "cpu" || pjrt::ElementBits(type) < 8;
+  const int64_t max_job_bytes = staged ? kMaxStagedBytes : kSmallJobBytes;
   std::vector<AssemblyJob> jobs;
   absl::flat_hash_map<uint32_t, uint32_t> number_in_job;
   int64_t job_bytes = 0;
@@ -137,7 +141,7 @@ std::vector<AssemblyJob> MakeAssemblyJobs(cluster::AssembleBuffers command,
       Finish(result, status);
       continue;
     }
-    if (jobs.empty() || !staged || job_bytes + *bytes > kMaxStagedBytes) {
+    if (jobs.empty() || *bytes > max_job_bytes - job_bytes) {
       AssemblyJob& job = jobs.emplace_back();
       job.element_type = command.element_type;
       job.memory_kind = command.memory_kind;
