@@ -285,12 +285,44 @@ def standing(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing}
+def reshard(bench):
+  """(reshard) From rows to columns over eight devices."""
+  devices = 8
+  echo = bench.keep(processes.Echo())
+  local = bench.local(devices)
+  client = bench.helmway(devices)[0] if bench.with_helmway else None
+  rows, results = [], {}
+  for size in (2**20, 2**22, 2**24, 2**26, 2**28):
+    repeats = 8 if size <= 2**22 else 2 if size <= 2**26 else 1
+
+    def moved(side, way):
+      return lambda: [side.do("reshard", size=size, way=way) for _ in range(repeats)]
+
+    sides = {"memcpy": lambda: [echo.do("memcpy", size)[0] for _ in range(repeats)],
+             "local JAX, device_put": moved(local, "put")}
+    if client:
+      sides["Helmway, reshard"] = moved(client, "transfer")
+      sides["Helmway, jit"] = moved(client, "jit")
+    series = bench.alternate(bench.rounds(5), sides)
+    for side in filter(None, (local, client)):
+      side.do("forget")
+    results[size] = {}
+    for name, s in series.items():
+      found = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "gib_per_s": size / s.median / 2**30,
+               "of_memcpy": 1 / s.ratio_to(series["memcpy"])}
+      results[size][name] = found
+      rows.append([f"{size / 2**20:.0f} MiB  {name}"] + list(found.values()))
+  report.table("(reshard) float32, split by rows and then by columns over eight devices, until it is ready",
+               ["", "median us", "p99 us", "GiB/s", "of memcpy"], rows)
+  return results
+
+
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "reshard": reshard}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
-  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e; all by default")
+  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e reshard; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures Helmway beside its yardsticks and prints ratios.
 #
-#   bench/run.sh [--rounds FACTOR] [--without-helmway] [a] [b] [c] [d] [e]
+#   bench/run.sh [--rounds FACTOR] [--without-helmway] [a] [b] [c] [d] [e] [reshard]
 #
 # HELMWAY_BINARY        the server            (build/release/helmway/apps/helmway)
 # HELMWAY_BENCH_BUILD   grpc_echo, null_server (build/release/bench)

@@ -110,6 +110,33 @@ class Workloads:
     y.delete()
     return duration
 
+  def reshard(self, size, way):
+    """An array split by rows over all devices becomes one split by columns; until it is ready."""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    side = round((size / 4) ** 0.5)
+    if side * side * 4 != size:
+      raise RuntimeError(f"{size} bytes are no square of float32")
+    mesh = self.keep("reshard.mesh", lambda: Mesh(np.array(jax.devices()), ("x",)))
+    rows, columns = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec(None, "x"))
+    x = self.keep(("reshard", size), lambda: jax.block_until_ready(
+        jax.device_put(np.arange(size // 4, dtype=np.float32).reshape(side, side), rows)))
+    from pathwaysutils.jax import transfer_to_shardings
+
+    move = self.keep(("reshard", way), lambda: {
+        "transfer": lambda a: transfer_to_shardings([a], [columns], False)[0],
+        "put": lambda a: jax.device_put(a, columns),
+        "jit": jax.jit(lambda a: a, out_shardings=columns),
+    }[way])
+    start = clock()
+    y = move(x)
+    y.block_until_ready()
+    duration = clock() - start
+    if y.sharding != columns:
+      raise RuntimeError(f"the result has the sharding {y.sharding}")
+    y.delete()
+    return duration
+
   def forget(self):
     self.kept.clear()
     return None

@@ -27,6 +27,14 @@ struct ArraySpec {
   std::optional<program::Layout> layout;  // of a shard; absent = the platform's default
 };
 
+// Whether shards of both arrays, of equal rank, lie alike in their memory: order of dimensions and tiles.
+inline bool HaveSameLayout(const ArraySpec& a, const ArraySpec& b) {
+  const program::Layout standard = program::Layout::Default(static_cast<int>(a.dims.size()));
+  const program::Layout& of_a = a.layout ? *a.layout : standard;
+  const program::Layout& of_b = b.layout ? *b.layout : standard;
+  return of_a.minor_to_major() == of_b.minor_to_major() && of_a.tiles() == of_b.tiles();
+}
+
 // Whether bytes that a client sends have come.
 struct Arrival {
   bool here = false;

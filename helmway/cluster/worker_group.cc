@@ -100,6 +100,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   }
 
   void Copy(CopyBuffers command) override;
+  void Assemble(AssembleBuffers command) override;
+  void Bitcast(BitcastBuffers command) override;
   // Only groups send, and there is no group of groups.
   void Send(SendBuffers /*command*/) override {}
   void Receive(ReceiveBuffers /*command*/) override {}
@@ -238,6 +240,9 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   void LoadEverywhere(ExecutableId id, const std::string& options, CompiledProgram compiled,
                       absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done);
 
+  // Sends buffers to a worker that has been told to receive them, and sees to it that it hears of a loss.
+  void SendAcross(WorkerIndex source, WorkerIndex target, SendBuffers send, BufferTargets targets);
+
   // Buffers on their way from one worker to another.
   struct Sending {
     WorkerIndex from;
@@ -258,6 +263,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   const WorkerGroup* const group_;
   std::vector<std::shared_ptr<SessionLink>> parts_;  // by worker
   std::vector<std::atomic<bool>> dirty_;             // has launches that wait for Flush
+  // Names for buffers that the proxy knows nothing of; those that it gives stay below.
+  std::atomic<BufferId> next_own_name_{BufferId{1} << 63};
 
   base::Mutex mu_;
   BufferMap buffers_ ABSL_GUARDED_BY(mu_);
@@ -378,33 +385,152 @@ void GroupSession::Copy(CopyBuffers command) {
   for (auto& [way, sent] : sends) {
     auto& [send, targets] = sent;
     const auto [source, target] = way;
-    uint64_t number;
-    {
-      base::MutexLock lock(&mu_);
-      number = next_sending_++;
-      sending_[number] = {source, target, targets};
+    SendAcross(source, target, std::move(send), std::move(targets));
+  }
+}
+
+void GroupSession::SendAcross(WorkerIndex source, WorkerIndex target, SendBuffers send,
+                              BufferTargets targets) {
+  uint64_t number;
+  {
+    base::MutexLock lock(&mu_);
+    number = next_sending_++;
+    sending_[number] = {source, target, targets};
+  }
+  send.to = group_->worker(target).peer_address();
+  const BufferNames results = send.results;
+  if (send.to.address.empty()) {
+    parts_[target]->Fail(targets,
+                         absl::UnimplementedError("a worker without an address takes nothing from others"));
+  } else {
+    parts_[source]->Send(std::move(send));
+  }
+  // Here, or failed: either way nobody needs to be told any more. A source that was lost before this knew of
+  // it is asked again.
+  parts_[target]->Await({results}, [weak = weak_from_this(), number](const absl::Status&) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    base::MutexLock lock(&self->mu_);
+    self->sending_.erase(number);
+  });
+  parts_[source]->Await({}, [weak = weak_from_this(), source](const absl::Status& status) {
+    const auto self = weak.lock();
+    if (self != nullptr && absl::IsDataLoss(status)) self->FailSendsOf(source, status);
+  });
+}
+
+void GroupSession::Assemble(AssembleBuffers command) {
+  const size_t num_sources = command.sources.size();
+  std::vector<WorkerIndex> worker_of_source(num_sources, 0);
+  {
+    base::MutexLock lock(&mu_);
+    size_t i = 0;
+    buffers_.ForEach(
+        command.sources,
+        [&](BufferId, uint32_t n, WorkerIndex w) {
+          for (; n > 0; --n) worker_of_source[i++] = w;
+        },
+        [&](BufferId, uint32_t n) { i += n; });
+    for (const AssembleBuffers::Result& result : command.results) AddTargets(result.targets);
+  }
+  ByWorker<AssembleBuffers> parts(parts_.size());
+  auto part_of = [&](WorkerIndex w) -> AssembleBuffers& {
+    AssembleBuffers& part = parts.at(static_cast<int>(w));
+    part.element_type = command.element_type;
+    part.memory_kind = command.memory_kind;
+    part.minor_to_major = command.minor_to_major;
+    return part;
+  };
+  // Blocks of a worker's buffers that other workers want: cut out there, under a name of this group's own,
+  // and sent.
+  struct Cut {
+    AssembleBuffers cut;  // on the source
+    SendBuffers send;
+    ReceiveBuffers receive;  // on the target
+    BufferTargets targets;
+  };
+  std::map<std::pair<WorkerIndex, WorkerIndex>, Cut> cuts;  // source, target
+
+  for (const AssembleBuffers::Result& result : command.results) {
+    ByWorker<BufferTargets> targets(parts_.size());
+    for (const BufferTarget& target : result.targets) {
+      if (const int w = group_->WorkerOf(target.device); w >= 0) targets.at(w).push_back(target);
     }
-    send.to = group_->worker(target).peer_address();
-    const BufferNames results = send.results;
-    if (send.to.address.empty()) {
-      parts_[target]->Fail(targets,
-                           absl::UnimplementedError("a worker without an address takes nothing from others"));
-    } else {
-      parts_[source]->Send(std::move(send));
-    }
-    // Here, or failed: either way nobody needs to be told any more. A source that was lost before this knew
-    // of it is asked again.
-    parts_[target]->Await({results}, [weak = weak_from_this(), number](const absl::Status&) {
-      const auto self = weak.lock();
-      if (self == nullptr) return;
-      base::MutexLock lock(&self->mu_);
-      self->sending_.erase(number);
-    });
-    parts_[source]->Await({}, [weak = weak_from_this(), source = source](const absl::Status& status) {
-      const auto self = weak.lock();
-      if (self != nullptr && absl::IsDataLoss(status)) self->FailSendsOf(source, status);
+    targets.ForEach([&](WorkerIndex w, BufferTargets own) {
+      AssembleBuffers& part = part_of(w);
+      AssembleBuffers::Result wanted;
+      wanted.dims = result.dims;
+      for (const BufferBlock& block : result.blocks) {
+        BufferBlock local = block;
+        local.source = static_cast<uint32_t>(part.sources.size());
+        const WorkerIndex from = worker_of_source[block.source];
+        BufferId source = command.sources.at(block.source);
+        if (from != w) {
+          Cut& cut = cuts[{from, w}];
+          const BufferId name = next_own_name_.fetch_add(2, std::memory_order_relaxed);
+          const DeviceId there = group_->worker(from).info().devices[0].id;
+          AssembleBuffers::Result piece;
+          piece.targets.push_back({name, there});
+          piece.dims = block.shape;
+          piece.blocks.push_back({static_cast<uint32_t>(cut.cut.sources.size()), block.source_origin,
+                                  Dims(block.shape.size(), 0), block.shape});
+          AppendNames(source, 1, &cut.cut.sources);
+          cut.cut.element_type = command.element_type;
+          cut.cut.results.push_back(std::move(piece));
+          // A name belongs to one worker, so the piece has another one where it arrives.
+          source = name + 1;
+          AppendNames(name, 1, &cut.send.sources);
+          AppendNames(source, 1, &cut.send.results);
+          AppendNames(source, 1, &cut.receive.results);
+          cut.receive.devices.push_back(own[0].device);
+          cut.targets.push_back({source, own[0].device});
+          local.source_origin.assign(block.shape.size(), 0);
+        }
+        AppendNames(source, 1, &part.sources);
+        wanted.blocks.push_back(std::move(local));
+      }
+      wanted.targets = std::move(own);
+      part.results.push_back(std::move(wanted));
     });
   }
+  std::vector<std::pair<WorkerIndex, BufferNames>> temporary;
+  for (auto& [way, cut] : cuts) {
+    const auto [from, to] = way;
+    temporary.emplace_back(from, cut.send.sources);
+    temporary.emplace_back(to, cut.send.results);
+    parts_[from]->Assemble(std::move(cut.cut));
+    parts_[to]->Receive(std::move(cut.receive));
+    SendAcross(from, to, std::move(cut.send), std::move(cut.targets));
+  }
+  parts.ForEach([this](WorkerIndex w, AssembleBuffers part) { parts_[w]->Assemble(std::move(part)); });
+  // What was commanded before keeps them for as long as it needs them.
+  for (auto& [w, names] : temporary) parts_[w]->Delete({names});
+}
+
+void GroupSession::Bitcast(BitcastBuffers command) {
+  const size_t count = command.dims.size();
+  std::vector<WorkerIndex> workers(count, 0);
+  {
+    base::MutexLock lock(&mu_);
+    size_t i = 0;
+    buffers_.ForEach(
+        command.sources,
+        [&](BufferId, uint32_t n, WorkerIndex w) {
+          for (; n > 0 && i < count; --n) workers[i++] = w;
+        },
+        [&](BufferId, uint32_t n) { i += n; });
+    AddNames(command.results, workers);
+  }
+  ByWorker<BitcastBuffers> parts(parts_.size());
+  for (size_t i = 0; i < count; ++i) {
+    BitcastBuffers& part = parts.at(static_cast<int>(workers[i]));
+    AppendNames(command.sources.at(i), 1, &part.sources);
+    AppendNames(command.results.at(i), 1, &part.results);
+    part.dims.push_back(std::move(command.dims[i]));
+    part.element_type = command.element_type;
+    part.minor_to_major = command.minor_to_major;
+  }
+  parts.ForEach([this](WorkerIndex w, BitcastBuffers part) { parts_[w]->Bitcast(std::move(part)); });
 }
 
 void GroupSession::Await(const std::vector<BufferNames>& buffers, StatusCallback done) {

@@ -141,6 +141,41 @@ struct ReceiveBuffers {
   std::string memory_kind;  // empty = the device's default
 };
 
+using Dims = absl::InlinedVector<int64_t, 6>;  // elements
+
+// A block of one buffer that becomes a block of another. The vectors have the rank of both buffers.
+struct BufferBlock {
+  uint32_t source = 0;  // number in the command's sources
+  Dims source_origin;
+  Dims result_origin;
+  Dims shape;
+};
+
+// New buffers, each put together from blocks of other buffers of the same element type, on any device.
+struct AssembleBuffers {
+  struct Result {
+    BufferTargets targets;  // new names; all get the same contents
+    Dims dims;
+    std::vector<BufferBlock> blocks;  // cover the result once, without overlaps; none if it has no elements
+  };
+  BufferNames sources;
+  std::vector<Result> results;
+  ElementType element_type = 0;
+  std::string memory_kind;                             // empty = the device's default
+  std::optional<std::vector<int64_t>> minor_to_major;  // device layout; absent = the plugin's default
+};
+
+// result[i] is what source[i] holds, byte for byte in its device form, as another type or shape, in the
+// same memory. Of the same size, else it is INVALID_ARGUMENT. May share the memory with its source; neither
+// changes by what happens to the other.
+struct BitcastBuffers {
+  BufferNames sources;
+  BufferNames results;  // new names
+  ElementType element_type = 0;
+  std::vector<Dims> dims;                              // one for each buffer
+  std::optional<std::vector<int64_t>> minor_to_major;  // device layout; absent = the plugin's default
+};
+
 // How the bytes of a read shall lie.
 struct ReadFormat {
   std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
@@ -198,13 +233,15 @@ class SessionLink {
   virtual void Fail(const BufferTargets& targets, const absl::Status& status) = 0;
   // The launch may wait for Flush before it starts.
   virtual void Execute(Launch launch) = 0;
-  // Starts what waits for it, maybe on this thread: callbacks of launches and of what depends on them may run
-  // inside the call. To be called soon after Execute, with no lock held.
+  // Starts what waits for it, maybe on this thread: callbacks of launches and of what depends on them may
+  // run inside the call. To be called soon after Execute, with no lock held.
   virtual void Flush() = 0;
   virtual void ReleaseLaunch(LaunchId id) = 0;
   virtual void Copy(CopyBuffers command) = 0;
   virtual void Send(SendBuffers command) = 0;
   virtual void Receive(ReceiveBuffers command) = 0;
+  virtual void Assemble(AssembleBuffers command) = 0;
+  virtual void Bitcast(BitcastBuffers command) = 0;
   // Frees the memory once work that was commanded before is done, and forgets the names. Unknown names are
   // skipped.
   virtual void Delete(const std::vector<BufferNames>& buffers) = 0;
@@ -243,8 +280,8 @@ class PeerSender {
                     absl::StatusOr<HostContents> contents) = 0;
 };
 
-// One worker as a proxy sees it. Two implementations: inside the process, and over the network; nothing above
-// knows which one it has. Any thread.
+// One worker as a proxy sees it. Two implementations: inside the process, and over the network; nothing
+// above knows which one it has. Any thread.
 class WorkerLink {
  public:
   virtual ~WorkerLink() = default;

@@ -235,6 +235,77 @@ CopyBuffers FromProto(const proto::Copy& message) {
   return command;
 }
 
+proto::Assemble ToProto(const AssembleBuffers& command) {
+  proto::Assemble message;
+  *message.mutable_sources() = ToProto(command.sources);
+  for (const AssembleBuffers::Result& result : command.results) {
+    proto::Assemble::Result& out = *message.add_results();
+    AddTargets(result.targets, out.mutable_targets());
+    Append(result.dims, out.mutable_dims());
+    for (const BufferBlock& block : result.blocks) {
+      proto::Block& b = *out.add_blocks();
+      b.set_source(block.source);
+      Append(block.source_origin, b.mutable_source_origin());
+      Append(block.result_origin, b.mutable_result_origin());
+      Append(block.shape, b.mutable_shape());
+    }
+  }
+  message.set_element_type(command.element_type);
+  message.set_memory_kind(command.memory_kind);
+  if (command.minor_to_major)
+    Append(*command.minor_to_major, message.mutable_layout()->mutable_minor_to_major());
+  return message;
+}
+
+AssembleBuffers FromProto(const proto::Assemble& message) {
+  AssembleBuffers command;
+  command.sources = FromProto(message.sources());
+  for (const proto::Assemble::Result& in : message.results()) {
+    AssembleBuffers::Result& result = command.results.emplace_back();
+    result.targets = TargetsFrom(in.targets());
+    result.dims.assign(in.dims().begin(), in.dims().end());
+    for (const proto::Block& b : in.blocks()) {
+      result.blocks.push_back({b.source(),
+                               {b.source_origin().begin(), b.source_origin().end()},
+                               {b.result_origin().begin(), b.result_origin().end()},
+                               {b.shape().begin(), b.shape().end()}});
+    }
+  }
+  command.element_type = message.element_type();
+  command.memory_kind = message.memory_kind();
+  if (message.has_layout()) {
+    command.minor_to_major.emplace(message.layout().minor_to_major().begin(),
+                                   message.layout().minor_to_major().end());
+  }
+  return command;
+}
+
+proto::Bitcast ToProto(const BitcastBuffers& command) {
+  proto::Bitcast message;
+  *message.mutable_sources() = ToProto(command.sources);
+  *message.mutable_results() = ToProto(command.results);
+  message.set_element_type(command.element_type);
+  for (const Dims& dims : command.dims) Append(dims, message.add_dims()->mutable_dims());
+  if (command.minor_to_major)
+    Append(*command.minor_to_major, message.mutable_layout()->mutable_minor_to_major());
+  return message;
+}
+
+BitcastBuffers FromProto(const proto::Bitcast& message) {
+  BitcastBuffers command;
+  command.sources = FromProto(message.sources());
+  command.results = FromProto(message.results());
+  command.element_type = message.element_type();
+  for (const proto::Bitcast::Dims& dims : message.dims()) {
+    command.dims.emplace_back(dims.dims().begin(), dims.dims().end());
+  }
+  if (message.has_layout()) {
+    command.minor_to_major.emplace(message.layout().minor_to_major().begin(),
+                                   message.layout().minor_to_major().end());
+  }
+  return command;
+}
+
 proto::Send ToProto(const SendBuffers& command) {
   proto::Send message;
   *message.mutable_sources() = ToProto(command.sources);

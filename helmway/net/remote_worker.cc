@@ -71,6 +71,16 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     *message.mutable_copy() = cluster::ToProto(command);
     Post(std::move(message));
   }
+  void Assemble(cluster::AssembleBuffers command) override {
+    proto::Command message;
+    *message.mutable_assemble() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
+  void Bitcast(cluster::BitcastBuffers command) override {
+    proto::Command message;
+    *message.mutable_bitcast() = cluster::ToProto(command);
+    Post(std::move(message));
+  }
   void Send(cluster::SendBuffers command) override {
     proto::Command message;
     *message.mutable_send() = cluster::ToProto(command);

@@ -288,5 +288,102 @@ TEST_F(BufferTest, ExternalReferenceShowsTheContents) {
   EXPECT_EQ(moved.data(), nullptr);
 }
 
+// ---- Views -----------------------------------------------------------------------------------------------
+
+TEST_F(BufferTest, AViewShowsTheSameBytesAsSomethingElse) {
+  Buffer source = MakeBuffer<float>(*client_, ElementType::kF32, {1, 2, 3, 4}, {4});
+  int released = 0;
+  {
+    auto reference = ExternalReference::Acquire(source);
+    ASSERT_TRUE(reference.ok()) << reference.status();
+    void* data = const_cast<void*>(reference->data());
+    auto view = client_->ViewOfDeviceMemory(
+        {.data = data, .type = ElementType::kS32, .dims = {2, 2}, .memory = source.memory()},
+        [&released] { ++released; });
+    ASSERT_TRUE(view.ok()) << view.status();
+    EXPECT_EQ(*view->OpaqueDevicePointer(), data);
+    EXPECT_EQ(view->memory(), source.memory());
+    EXPECT_EQ(*view->OnDeviceSizeBytes(), 16u);
+    EXPECT_THAT(Read<int32_t>(*view), ElementsAre(0x3f800000, 0x40000000, 0x40400000, 0x40800000));
+
+    const std::vector<int64_t> column_major = {0, 1};
+    auto turned = client_->ViewOfDeviceMemory({.data = data,
+                                               .type = ElementType::kF32,
+                                               .dims = {2, 2},
+                                               .memory = source.memory(),
+                                               .minor_to_major = column_major},
+                                              [] {});
+    ASSERT_TRUE(turned.ok()) << turned.status();
+    EXPECT_THAT(Read<float>(*turned), ElementsAre(1, 3, 2, 4));
+
+    auto halves = client_->ViewOfDeviceMemory(
+        {.data = data, .type = ElementType::kU4, .dims = {32}, .memory = source.memory()}, [] {});
+    ASSERT_TRUE(halves.ok()) << halves.status();
+    EXPECT_EQ(*halves->OnDeviceSizeBytes(), 16u);
+    std::vector<uint8_t> read = Read<uint8_t>(*halves);
+    ASSERT_EQ(read.size(), 32u);
+    EXPECT_EQ(read[5] & 0xf, 0x8);  // 0x3f800000, low half first
+    EXPECT_EQ(read[6] & 0xf, 0xf);
+    EXPECT_EQ(released, 0);
+  }
+  EXPECT_EQ(released, 1);
+  EXPECT_THAT(Read<float>(source), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_F(BufferTest, ADonatedViewLeavesTheMemoryAlone) {
+  Buffer source = MakeBuffer<float>(*client_, ElementType::kF32, {1, 2}, {2});
+  auto add_one = Compile(*client_, R"(module @m {
+    func.func public @main(%a: tensor<2xf32> {tf.aliasing_output = 0 : i32}) -> tensor<2xf32> {
+      %one = stablehlo.constant dense<1.0> : tensor<2xf32>
+      %0 = stablehlo.add %a, %one : tensor<2xf32>
+      return %0 : tensor<2xf32>
+    } })");
+  ASSERT_NE(add_one, nullptr);
+  auto reference = ExternalReference::Acquire(source);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  auto view = client_->ViewOfDeviceMemory({.data = const_cast<void*>(reference->data()),
+                                           .type = ElementType::kF32,
+                                           .dims = {2},
+                                           .memory = source.memory()},
+                                          [] {});
+  ASSERT_TRUE(view.ok()) << view.status();
+  std::vector<Buffer*> arguments = {&*view};
+  std::vector<Buffer> outputs(1);
+  Event done;
+  absl::Status status =
+      add_one->ExecuteOn(device_, absl::MakeSpan(arguments), absl::MakeSpan(outputs), &done, {});
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(done.Await().ok());
+  EXPECT_THAT(Read<float>(outputs[0]), ElementsAre(2, 3));
+  EXPECT_THAT(Read<float>(source), ElementsAre(1, 2));
+}
+
+TEST_F(BufferTest, ViewsThatCannotBeAreReleasedAtOnce) {
+  float value = 1;
+  int released = 0;
+  const auto code = [&](const DeviceViewArgs& args) {
+    return client_->ViewOfDeviceMemory(args, [&released] { ++released; }).status().code();
+  };
+  const Memory* memory = device_->default_memory();
+  const std::vector<int64_t> no_order = {1};
+  EXPECT_EQ(code({.data = &value, .type = ElementType::kF32, .dims = {-1}, .memory = memory}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.data = &value, .type = ElementType::kF32, .dims = {0}, .memory = memory}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.data = &value, .type = ElementType::kF32, .dims = {1}}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.type = ElementType::kF32, .dims = {1}, .memory = memory}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.data = &value,
+                  .type = ElementType::kF32,
+                  .dims = {1},
+                  .memory = memory,
+                  .minor_to_major = no_order}),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.data = &value, .type = ElementType::kF6E2M3FN, .dims = {1}, .memory = memory}),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(released, 6);
+}
+
 }  // namespace
 }  // namespace helmway::pjrt

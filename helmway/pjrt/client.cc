@@ -348,6 +348,58 @@ absl::StatusOr<HostBufferResult> Client::BufferFromHost(const HostBufferArgs& re
   return HostBufferResult{Buffer(shared_from_this(), args.buffer), Event(api, args.done_with_host_buffer)};
 }
 
+absl::StatusOr<Buffer> Client::ViewOfDeviceMemory(const DeviceViewArgs& view,
+                                                  std::function<void()> on_release) const {
+  const PJRT_Api* api = plugin_->api();
+  PJRT_Buffer_MemoryLayout layout{.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE,
+                                  .type = PJRT_Buffer_MemoryLayout_Type_Tiled};
+  auto release = std::make_unique<std::function<void()>>(std::move(on_release));
+  const auto create = [&]() -> absl::StatusOr<PJRT_Buffer*> {
+    absl::StatusOr<int> type = ToPjrtBufferType(view.type);
+    if (!type.ok()) return type.status();
+    absl::StatusOr<size_t> bytes = DenseHostBytes(view.type, view.dims);
+    if (!bytes.ok()) return bytes.status();
+    if (view.data == nullptr || view.memory == nullptr || *bytes == 0) {
+      return absl::InvalidArgumentError(
+          "ViewOfDeviceMemory: no data, no memory, or an array without elements");
+    }
+    if (api->PJRT_Client_CreateViewOfDeviceBuffer == nullptr) {
+      return absl::UnimplementedError(
+          absl::StrCat("the PJRT plugin '", plugin_->path(), "' lacks PJRT_Client_CreateViewOfDeviceBuffer"));
+    }
+    PJRT_Client_CreateViewOfDeviceBuffer_Args args{
+        .struct_size = PJRT_Client_CreateViewOfDeviceBuffer_Args_STRUCT_SIZE,
+        .client = client_,
+        .device_buffer_ptr = view.data,
+        .dims = view.dims.data(),
+        .num_dims = view.dims.size(),
+        .element_type = static_cast<PJRT_Buffer_Type>(*type),
+        .on_delete_callback =
+            [](void*, void* user_arg) {
+              std::unique_ptr<std::function<void()>> callback(static_cast<std::function<void()>*>(user_arg));
+              (*callback)();
+            },
+        .on_delete_callback_arg = release.get(),
+        .memory = view.memory->get()};
+    if (view.minor_to_major.has_value()) {
+      if (absl::Status s = CheckMinorToMajor(*view.minor_to_major, view.dims.size()); !s.ok()) return s;
+      layout.tiled = PJRT_Buffer_MemoryLayout_Tiled{.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE,
+                                                    .minor_to_major = view.minor_to_major->data(),
+                                                    .minor_to_major_size = view.minor_to_major->size()};
+      args.layout = &layout;
+    }
+    if (absl::Status s = ToStatus(api, api->PJRT_Client_CreateViewOfDeviceBuffer(&args)); !s.ok()) return s;
+    return args.buffer;
+  };
+  absl::StatusOr<PJRT_Buffer*> buffer = create();
+  if (!buffer.ok()) {
+    (*release)();
+    return buffer.status();
+  }
+  release.release();  // NOLINT(bugprone-unused-return-value): the plugin's callback owns it now.
+  return Buffer(shared_from_this(), *buffer);
+}
+
 absl::StatusOr<Buffer> Client::ErrorBuffer(const absl::Status& error, ElementType type,
                                            absl::Span<const int64_t> dims, const Memory* memory) const {
   if (error.ok()) return absl::InvalidArgumentError("ErrorBuffer: the error is OK");

@@ -2,6 +2,7 @@
 #define HELMWAY_PJRT_CLIENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -136,6 +137,18 @@ struct HostBufferResult {
   Event done_with_host_buffer;
 };
 
+struct DeviceViewArgs {
+  // An address in `memory` (Buffer::OpaqueDevicePointer) that holds the contents already, in their device
+  // form.
+  void* data = nullptr;
+  ElementType type = ElementType::kInvalid;
+  absl::Span<const int64_t> dims;
+  const Memory* memory = nullptr;
+  // Order of dimensions on the device. nullopt: the plugin's default layout. Not for sub-byte types, whose
+  // packing it cannot say.
+  std::optional<absl::Span<const int64_t>> minor_to_major;
+};
+
 // A plugin's view of the devices of this process. Shared ownership: buffers and executables hold it, and the
 // last reference destroys it; that must not happen on a plugin thread (in an Event callback). Any thread.
 class Client : public std::enable_shared_from_this<Client> {
@@ -183,6 +196,14 @@ class Client : public std::enable_shared_from_this<Client> {
   absl::StatusOr<std::string> DefaultLayout(ElementType type, absl::Span<const int64_t> dims) const;
 
   absl::StatusOr<HostBufferResult> BufferFromHost(const HostBufferArgs& args) const;
+
+  // A buffer that lies in device memory which something else owns: nothing is copied. A program that donates
+  // it may write that memory (the CPU plugin copies instead). What `args` points to need not outlive the
+  // call. `on_release` runs once, on any thread, when the plugin is done with the memory: if the call fails,
+  // before it returns. It must be quick and must not block. INVALID_ARGUMENT for what the plugin cannot
+  // describe, also for arrays without elements; UNIMPLEMENTED if the plugin has no views.
+  absl::StatusOr<Buffer> ViewOfDeviceMemory(const DeviceViewArgs& args,
+                                            std::function<void()> on_release) const;
 
   // A buffer whose contents are the error `error` (not OK): its ready event, copies and every execution that
   // uses it fail with it. UNIMPLEMENTED if the plugin lacks it.

@@ -321,6 +321,14 @@ absl::Status Sharding::SetTiles(const OpSharding& op) {
   return absl::OkStatus();
 }
 
+bool Sharding::ReplicasAgree() const {
+  if (kind_ != Kind::kHlo || op_sharding_.type() != OpSharding::OTHER) return fully_replicated_;
+  for (const auto& [type, size] : subgroups_) {
+    if (type != OpSharding::REPLICATED) return false;
+  }
+  return true;
+}
+
 absl::Status Sharding::CheckDims(absl::Span<const int64_t> dims) const {
   HELMWAY_RETURN_IF_ERROR(CheckShape(dims));
   if (!tiles_.empty() && dims.size() != tiles_.size()) {

@@ -84,6 +84,10 @@ class Sharding {
   // One device in the list, of whatever kind.
   bool IsSingleDevice() const { return devices_.size() == 1; }
 
+  // Whether positions that hold the same part of the array (IndexDomains) hold the same values. False for
+  // MANUAL and UNREDUCED, for MAXIMAL over several devices, and where IndexDomains cannot tell the parts.
+  bool ReplicasAgree() const;
+
   // The XLA form, without metadata and never a named sharding (those become tiles, which clients accept):
   // what was parsed for kHlo, an empty (replicated) message for other kinds.
   const xla::OpSharding& op_sharding() const { return op_sharding_; }

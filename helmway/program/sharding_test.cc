@@ -298,6 +298,33 @@ TEST(Sharding, WholeArrayEverywhereWithoutBeingReplicated) {
   EXPECT_FALSE(Make(4, all)->IsFullyReplicated());
 }
 
+TEST(Sharding, SaysWhereReplicasAgree) {
+  const auto agree = [](const auto& sharding) { return (*sharding)->ReplicasAgree(); };
+  OpSharding partly = Iota({2, 2}, {4}, {0});
+  partly.add_last_tile_dims(OpSharding::REPLICATED);
+  EXPECT_TRUE(Make(4, partly)->ReplicasAgree());
+  EXPECT_TRUE(Make(4, Iota({4}, {4}, {0}))->ReplicasAgree());
+  EXPECT_TRUE(agree(Sharding::Replicated(FirstDevices(3), std::nullopt)));
+  EXPECT_TRUE(agree(Sharding::SingleDevice(7, std::nullopt)));
+  EXPECT_TRUE(agree(Sharding::ConcreteEven(FirstDevices(2), {4}, {4}, true, std::nullopt)));
+  EXPECT_TRUE(agree(Sharding::Concrete(FirstDevices(1), {4}, {{4}}, std::nullopt)));
+
+  EXPECT_FALSE(agree(Sharding::ConcreteEven(FirstDevices(2), {4}, {2}, false, std::nullopt)));
+  EXPECT_FALSE(agree(Sharding::Concrete(FirstDevices(2), {4}, {{1}, {3}}, std::nullopt)));
+  EXPECT_FALSE(agree(Sharding::Opaque(FirstDevices(2), std::nullopt)));
+  for (OpSharding::Type type : {OpSharding::MANUAL, OpSharding::UNREDUCED, OpSharding::MAXIMAL}) {
+    SCOPED_TRACE(OpSharding::Type_Name(type));
+    OpSharding whole;
+    whole.set_type(type);
+    EXPECT_FALSE(Make(2, whole)->ReplicasAgree());
+    EXPECT_TRUE(Make(1, whole)->ReplicasAgree());
+    if (type == OpSharding::MAXIMAL) continue;
+    OpSharding subgroup = Iota({2, 2}, {4}, {0});
+    subgroup.add_last_tile_dims(type);
+    EXPECT_FALSE(Make(4, subgroup)->ReplicasAgree());
+  }
+}
+
 TEST(Sharding, SeveralSubgroups) {
   // Tiles 2, manual 2, replicated 2.
   OpSharding op = Iota({2, 2, 2}, {8}, {0});

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "helmway/base/status.h"
 #include "helmway/program/strides.h"
+#include "helmway/proxy/copy_semantics.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/proxy/session.h"
 #include "helmway/wire/dtype.h"
@@ -59,13 +60,6 @@ std::optional<absl::Span<const int64_t>> AsSpan(const std::optional<std::vector<
   return absl::MakeConstSpan(*strides);
 }
 
-bool IsDonate(xla::ifrt::proto::ArrayCopySemantics semantics) {
-  return semantics == xla::ifrt::proto::ARRAY_COPY_SEMANTICS_DONATE_INPUT;
-}
-bool IsAlwaysCopy(xla::ifrt::proto::ArrayCopySemantics semantics) {
-  return semantics == xla::ifrt::proto::ARRAY_COPY_SEMANTICS_ALWAYS_COPY;
-}
-
 }  // namespace
 
 absl::Status Session::CheckDevices(absl::Span<const int32_t> devices) const {
@@ -86,6 +80,18 @@ absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::DTypeProto& dtype,
   HELMWAY_RETURN_IF_ERROR(CheckDims(spec.dims));
   HELMWAY_ASSIGN_OR_RETURN(spec.sharding, program::Sharding::Parse(sharding));
   HELMWAY_RETURN_IF_ERROR(CheckDevices(spec.sharding->devices()));
+  return spec;
+}
+
+absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::ArraySpecProto& proto) const {
+  HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(proto.dtype(), proto.shape(), proto.sharding()));
+  if (proto.has_layout()) {
+    HELMWAY_ASSIGN_OR_RETURN(spec.layout, program::Layout::ParseText(proto.layout()));
+    if (static_cast<size_t>(spec.layout->rank()) != spec.dims.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the layout ", proto.layout(), " for an array of rank ", spec.dims.size()));
+    }
+  }
   return spec;
 }
 
@@ -132,11 +138,7 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(
   std::vector<HostArray> all;
   for (int i = 0; i < request.specs_size(); ++i) {
     const auto& made = request.specs(i);
-    const xla::ifrt::ArraySpecProto& proto = made.array_spec();
-    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(proto.dtype(), proto.shape(), proto.sharding()));
-    if (proto.has_layout()) {
-      HELMWAY_ASSIGN_OR_RETURN(spec.layout, program::Layout::ParseText(proto.layout()));
-    }
+    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(made.array_spec()));
     if (made.host_buffers_size() != made.addressable_shard_indices_size()) {
       return absl::InvalidArgumentError(absl::StrCat(made.host_buffers_size(), " host buffers for ",
                                                      made.addressable_shard_indices_size(),

@@ -363,6 +363,60 @@ void FakeSessionLink::Copy(cluster::CopyBuffers command) {
   for (size_t i = 0; i < command.results.size(); ++i) MakeName(command.results.at(i));
 }
 
+void FakeSessionLink::Assemble(cluster::AssembleBuffers command) {
+  base::MutexLock lock(&mu_);
+  if (closed_) return;
+  std::string line = absl::StrCat("assemble ", Text(command.sources), " ->");
+  UseNames(command.sources);
+  for (const cluster::AssembleBuffers::Result& result : command.results) {
+    absl::StrAppend(&line, " ", Text(result.targets), " [", absl::StrJoin(result.dims, ","), "] of ",
+                    result.blocks.size());
+    for (const cluster::BufferTarget& target : result.targets) MakeName(target.buffer);
+    for (const cluster::BufferBlock& block : result.blocks) {
+      if (block.source >= command.sources.size()) Break("a block of no source");
+      if (block.source_origin.size() != result.dims.size() ||
+          block.result_origin.size() != result.dims.size() || block.shape.size() != result.dims.size()) {
+        Break("a block of another rank than its result");
+      }
+    }
+  }
+  if (!command.memory_kind.empty()) absl::StrAppend(&line, " kind ", command.memory_kind);
+  Log(std::move(line));
+}
+
+void FakeSessionLink::Bitcast(cluster::BitcastBuffers command) {
+  base::MutexLock lock(&mu_);
+  if (closed_) return;
+  Log(absl::StrCat("bitcast ", Text(command.sources), " -> ", Text(command.results), " ",
+                   command.element_type));
+  if (command.sources.size() != command.dims.size() || command.results.size() != command.dims.size()) {
+    Break("a bitcast whose lists differ in length");
+  }
+  UseNames(command.sources);
+  for (size_t i = 0; i < command.results.size(); ++i) MakeName(command.results.at(i));
+}
+
+void FakeSessionLink::Send(cluster::SendBuffers /*command*/) {
+  base::MutexLock lock(&mu_);
+  Break("a proxy sends nothing from worker to worker itself");
+}
+
+void FakeSessionLink::Receive(cluster::ReceiveBuffers /*command*/) {
+  base::MutexLock lock(&mu_);
+  Break("a proxy sends nothing from worker to worker itself");
+}
+
+void FakeSessionLink::Load(cluster::LoadProgram /*command*/,
+                           absl::AnyInvocable<void(const absl::Status&)> done) {
+  {
+    base::MutexLock lock(&mu_);
+    Break("a proxy loads no serialized programs itself");
+  }
+  done(absl::UnimplementedError("Load"));
+}
+
+void FakeSessionLink::WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) {}
+
 void FakeSessionLink::Delete(const std::vector<cluster::BufferNames>& buffers) {
   base::MutexLock lock(&mu_);
   if (closed_) return;

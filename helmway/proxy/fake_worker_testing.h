@@ -92,6 +92,13 @@ class FakeSessionLink final : public cluster::SessionLink {
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id) override;
   void Copy(cluster::CopyBuffers command) override;
+  void Assemble(cluster::AssembleBuffers command) override;
+  void Bitcast(cluster::BitcastBuffers command) override;
+  // A proxy has one worker, or a group of them that sends; neither of these comes from it.
+  void Send(cluster::SendBuffers command) override;
+  void Receive(cluster::ReceiveBuffers command) override;
+  void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
+  void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -163,6 +170,7 @@ class FakeWorker final : public cluster::WorkerLink {
 
   // ---- cluster::WorkerLink ----
   const cluster::WorkerInfo& info() const override { return info_; }
+  cluster::PeerAddress peer_address() const override { return {}; }
   std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override;

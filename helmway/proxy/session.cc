@@ -27,7 +27,14 @@ Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_p
       stream_(std::move(stream)),
       host_buffers_(std::move(host_buffers)),
       link_(proxy->worker().OpenSession(id)) {
-  for (const cluster::DeviceInfo& device : proxy->worker().info().devices) device_ids_[device.id] = device.id;
+  const cluster::WorkerInfo& worker = proxy->worker().info();
+  absl::flat_hash_map<int32_t, const cluster::MemoryInfo*> memories;
+  for (const cluster::MemoryInfo& memory : worker.memories) memories[memory.id] = &memory;
+  for (const cluster::DeviceInfo& device : worker.devices) {
+    device_ids_[device.id] = device.id;
+    const auto memory = device.default_memory ? memories.find(*device.default_memory) : memories.end();
+    if (memory != memories.end()) default_memory_kinds_[device.id] = memory->second->kind;
+  }
 }
 
 Session::~Session() {
@@ -104,6 +111,24 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
       if (!status.ok()) BindErrors(r.result_handles(), status);
       return status;
     }
+    case IfrtRequest::kRemapArraysRequest: {
+      const auto& r = request.remap_arrays_request();
+      absl::Status status = HandleRemapArrays(r, reply);
+      if (!status.ok()) BindErrors(r.result_handles(), status);
+      return status;
+    }
+    case IfrtRequest::kReshardArraysRequest: {
+      const auto& r = request.reshard_arrays_request();
+      absl::Status status = HandleReshardArrays(r, reply);
+      if (!status.ok()) BindErrors(r.result_handles(), status);
+      return status;
+    }
+    case IfrtRequest::kBitcastArraysRequest: {
+      const auto& r = request.bitcast_arrays_request();
+      absl::Status status = HandleBitcastArrays(r, reply);
+      if (!status.ok()) BindErrors(r.result_handles(), status);
+      return status;
+    }
     case IfrtRequest::kCopyToHostBufferRequest:
       return HandleCopyToHostBuffer(request.copy_to_host_buffer_request(), reply);
     case IfrtRequest::kCheckValueReadyRequest:
@@ -145,21 +170,6 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
     case IfrtRequest::kGetDefaultLayoutRequest:
       return HandleGetDefaultLayout(request.get_default_layout_request(), reply);
 
-    case IfrtRequest::kRemapArraysRequest: {
-      const absl::Status status = absl::UnimplementedError("RemapArraysRequest is not supported yet");
-      BindErrors(request.remap_arrays_request().result_handles(), status);
-      return status;
-    }
-    case IfrtRequest::kReshardArraysRequest: {
-      const absl::Status status = absl::UnimplementedError("ReshardArraysRequest is not supported yet");
-      BindErrors(request.reshard_arrays_request().result_handles(), status);
-      return status;
-    }
-    case IfrtRequest::kBitcastArraysRequest: {
-      const absl::Status status = absl::UnimplementedError("BitcastArraysRequest is not supported yet");
-      BindErrors(request.bitcast_arrays_request().result_handles(), status);
-      return status;
-    }
     case IfrtRequest::kMakeErrorArraysRequest: {
       const absl::Status status = absl::UnimplementedError("MakeErrorArraysRequest is not supported yet");
       BindErrors(request.make_error_arrays_request().array_handles(), status);

@@ -12,8 +12,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "helmway/array/array.h"
+#include "helmway/array/reshard_plan.h"
 #include "helmway/array/shards.h"
 #include "helmway/async/completion.h"
 #include "helmway/base/mutex.h"
@@ -109,6 +111,11 @@ class Session final : public net::SessionHandler,
   absl::Status HandleDestructArray(const xla::ifrt::proxy::DestructArrayRequest& request, Reply& reply);
   absl::Status HandleIsArrayDeleted(const xla::ifrt::proxy::IsArrayDeletedRequest& request, Reply& reply);
 
+  // ---- reshard_requests.cc ----
+  absl::Status HandleRemapArrays(const xla::ifrt::proxy::RemapArraysRequest& request, Reply& reply);
+  absl::Status HandleReshardArrays(const xla::ifrt::proxy::ReshardArraysRequest& request, Reply& reply);
+  absl::Status HandleBitcastArrays(const xla::ifrt::proxy::BitcastArraysRequest& request, Reply& reply);
+
   // ---- program_requests.cc ----
   absl::Status HandleCompile(xla::ifrt::proxy::CompileRequest& request, Reply& reply);
 
@@ -176,11 +183,22 @@ class Session final : public net::SessionHandler,
   absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::DTypeProto& dtype,
                                             const xla::ifrt::ShapeProto& shape,
                                             const xla::ifrt::ShardingProto& sharding) const;
+  absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::ArraySpecProto& proto) const;
   absl::Status CheckDevices(absl::Span<const int32_t> devices) const;
   void HostBufferArrived(cluster::HostContents contents, array::Shards keep,
                          std::shared_ptr<array::Arrival> arrival, int64_t expected_bytes,
                          absl::StatusOr<base::HostBytes> bytes);
   void CopyShards(const array::Array& source, const array::Array& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // ---- Arrays made of the shards of others (reshard_requests.cc) ----
+  // The kind of memory that a shard of such a sharding lies in on a device.
+  absl::string_view MemoryKindOn(const program::Sharding& sharding, int32_t device) const;
+  // The array that a plan makes of `source`; with `may_share` it takes over the shards that stay where they
+  // are.
+  ArrayRef Reshard(const array::Array& source, std::shared_ptr<const array::ArraySpec> spec,
+                   array::ReshardPlan plan, bool may_share) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<ArrayRef> Bitcast(const array::Array& source, std::shared_ptr<const array::ArraySpec> spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // ---- Launches (executable_requests.cc) ----
   void LaunchDone();
@@ -194,6 +212,7 @@ class Session final : public net::SessionHandler,
   const std::shared_ptr<HostBuffers> host_buffers_;
   const std::shared_ptr<cluster::SessionLink> link_;
   absl::flat_hash_map<int32_t, int32_t> device_ids_;  // session id -> worker's id, for every device
+  absl::flat_hash_map<int32_t, std::string> default_memory_kinds_;  // by device
 
   base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

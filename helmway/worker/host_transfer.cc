@@ -116,6 +116,17 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
   ready->OnReady([slot](const absl::Status& status) { slot->ready->Finish(status); });
 }
 
+std::optional<pjrt::ExternalReference> HostView(const pjrt::Buffer& buffer) {
+  if (buffer.client()->platform_name() != "cpu" || pjrt::ElementBits(buffer.element_type()) < 8) {
+    return std::nullopt;
+  }
+  absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
+  if (!layout.ok() || !layout->IsDenseRowMajor()) return std::nullopt;
+  absl::StatusOr<pjrt::ExternalReference> reference = pjrt::ExternalReference::Acquire(buffer);
+  if (!reference.ok()) return std::nullopt;
+  return *std::move(reference);
+}
+
 void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemoryPool* pool,
               absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
   const pjrt::Buffer& buffer = slot->buffer;
@@ -140,25 +151,19 @@ void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemory
     return;
   }
 
-  // The host can read the memory itself on CPU if it lies as the reader wants it.
-  const bool host_readable = buffer.client()->platform_name() == "cpu" && pjrt::ElementBits(type) >= 8;
-  if (host_readable) {
-    absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
-    absl::StatusOr<int64_t> size = program::RegionSizeBytes(dims, element_bytes, std::nullopt);
-    if (layout.ok() && layout->IsDenseRowMajor() && size.ok() && *size > 0) {
-      absl::StatusOr<pjrt::ExternalReference> reference = pjrt::ExternalReference::Acquire(buffer);
-      if (reference.ok()) {
-        if (*size <= kLargestCopiedRead) {
-          absl::StatusOr<base::HostBlock> block = pool->Allocate(*size);
-          if (!block.ok()) return done(block.status());
-          std::memcpy(block->data, reference->data(), static_cast<size_t>(*size));
-          reference->Release();
-          return done(std::move(*block).Finish());
-        }
-        auto view = std::make_shared<View>(View{std::move(slot), *std::move(reference)});
-        const auto* data = static_cast<const uint8_t*>(view->reference.data());
-        return done(base::HostBytes{std::move(view), data, *size, /*exclusive=*/false});
+  absl::StatusOr<int64_t> size = program::RegionSizeBytes(dims, element_bytes, std::nullopt);
+  if (size.ok() && *size > 0) {
+    if (std::optional<pjrt::ExternalReference> reference = HostView(buffer)) {
+      if (*size <= kLargestCopiedRead) {
+        absl::StatusOr<base::HostBlock> block = pool->Allocate(*size);
+        if (!block.ok()) return done(block.status());
+        std::memcpy(block->data, reference->data(), static_cast<size_t>(*size));
+        reference->Release();
+        return done(std::move(*block).Finish());
       }
+      auto view = std::make_shared<View>(View{std::move(slot), *std::move(reference)});
+      const auto* data = static_cast<const uint8_t*>(view->reference.data());
+      return done(base::HostBytes{std::move(view), data, *size, /*exclusive=*/false});
     }
   }
   ReadDense(std::move(slot), pool, std::move(done));

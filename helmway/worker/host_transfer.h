@@ -1,6 +1,8 @@
 #ifndef HELMWAY_WORKER_HOST_TRANSFER_H_
 #define HELMWAY_WORKER_HOST_TRANSFER_H_
 
+#include <optional>
+
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "helmway/base/host_memory.h"
@@ -22,6 +24,10 @@ bool FillIsSlow(const cluster::HostContents& contents);
 // dense are handed to the plugin without a copy: the buffer lies in them and keeps them alive.
 void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const cluster::HostContents& contents,
               const SlotRef& slot);
+
+// The memory of a ready buffer, if the host can read it as the dense row-major array that it is there: on
+// CPU, without sub-byte types, which are packed on the device.
+std::optional<pjrt::ExternalReference> HostView(const pjrt::Buffer& buffer);
 
 // Reads the whole contents of a ready slot as `format` wants them. `done` runs once, maybe inside the call.
 void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemoryPool* pool,

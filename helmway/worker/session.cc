@@ -9,6 +9,8 @@
 #include "helmway/program/executable_spec.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
+#include "helmway/worker/assembly.h"
+#include "helmway/worker/bitcast.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/host_transfer.h"
 #include "helmway/worker/worker.h"
@@ -23,20 +25,26 @@ absl::Status Consumed() {
       "Array has been deleted or donated: an earlier run of a program consumed it.");
 }
 
-// Finishes once with the outcome of several slots.
-struct AwaitState {
-  std::vector<SlotRef> slots;
-  std::atomic<size_t> remaining;
-  absl::AnyInvocable<void(const absl::Status&)> done;
+// Calls `done` once when all slots are done, failed or not: on this thread, or where the last one is
+// finished.
+void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done) {
+  struct State {
+    std::atomic<size_t> remaining;
+    absl::AnyInvocable<void()> done;
 
-  void OneReady() {
-    if (remaining.fetch_sub(1) != 1) return;
-    for (const SlotRef& slot : slots) {
-      if (!slot->ready->status().ok()) return done(slot->ready->status());
+    void OneDone() {
+      if (remaining.fetch_sub(1) == 1) done();
     }
-    done(absl::OkStatus());
+  };
+  // One more than the slots, for this call: so that an empty list is answered, and not before all are asked.
+  auto state = std::make_shared<State>();
+  state->remaining.store(slots.size() + 1);
+  state->done = std::move(done);
+  for (const SlotRef& slot : slots) {
+    slot->ready->OnDone([state](const absl::Status&) { state->OneDone(); });
   }
-};
+  state->OneDone();
+}
 
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
 constexpr size_t kMaxValuesToStartAtOnce = 64;
@@ -119,6 +127,12 @@ SlotRef Session::FindOrFailed(cluster::BufferId id) {
       nullptr);
 }
 
+SlotRef Session::FindReadable(cluster::BufferId id) {
+  SlotRef slot = FindOrFailed(id);
+  if (!slot->consumed.load(std::memory_order_relaxed)) return slot;
+  return base::MakeRef<Slot>(async::DoneCompletion(Consumed()), nullptr);
+}
+
 void Session::Declare(cluster::DeclareBuffers command) {
   base::MutexLock lock(&mu_);
   if (closed_) return;
@@ -130,19 +144,26 @@ void Session::Declare(cluster::DeclareBuffers command) {
 }
 
 void Session::Fill(cluster::HostContents contents) {
-  absl::InlinedVector<std::pair<SlotRef, const pjrt::Device*>, 1> work;
+  absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId>, 1> slots;
   {
     base::MutexLock lock(&mu_);
     for (const cluster::BufferTarget& target : contents.targets) {
-      SlotRef slot = FindLocked(target.buffer);
-      if (!slot) continue;
-      const DeviceQueue* queue = worker_->queue(target.device);
-      if (queue == nullptr) {
-        slot->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", target.device)));
-        continue;
-      }
-      work.emplace_back(std::move(slot), queue->device());
+      if (SlotRef slot = FindLocked(target.buffer)) slots.emplace_back(std::move(slot), target.device);
     }
+  }
+  FillSlots(std::move(slots), std::move(contents));
+}
+
+void Session::FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId>, 1> slots,
+                        cluster::HostContents contents) {
+  absl::InlinedVector<std::pair<SlotRef, const pjrt::Device*>, 1> work;
+  for (auto& [slot, device] : slots) {
+    const DeviceQueue* queue = worker_->queue(device);
+    if (queue == nullptr) {
+      slot->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", device)));
+      continue;
+    }
+    work.emplace_back(std::move(slot), queue->device());
   }
   const bool slow = FillIsSlow(contents);
   auto fill = [self = shared_from_this(), work, contents = std::move(contents)] {
@@ -163,6 +184,10 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
     {
       base::MutexLock lock(&mu_);
       slot = FindLocked(target.buffer);
+      if (const auto it = receiving_.find(target.buffer); it != receiving_.end()) {
+        slot = std::move(it->second.slot);
+        receiving_.erase(it);
+      }
     }
     if (slot) slot->ready->Finish(status);
   }
@@ -199,11 +224,7 @@ void Session::Execute(cluster::Launch launch) {
       part.done = base::MakeRef<async::Completion>();
       part.arguments.reserve(launch.arguments.size());
       for (const cluster::BufferNames& names : launch.arguments) {
-        SlotRef slot = FindOrFailed(names.at(d));
-        if (slot->consumed.load(std::memory_order_relaxed)) {
-          slot = base::MakeRef<Slot>(async::DoneCompletion(Consumed()), nullptr);
-        }
-        part.arguments.push_back(std::move(slot));
+        part.arguments.push_back(FindReadable(names.at(d)));
       }
       part.kept_arguments.assign(launch.kept.begin(), launch.kept.end());
       for (const int32_t a : launch.donated) {
@@ -255,13 +276,9 @@ void Session::Copy(cluster::CopyBuffers command) {
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
     {
       base::MutexLock lock(&mu_);
-      source = FindOrFailed(command.sources.at(i));
+      source = FindReadable(command.sources.at(i));
       if (closed_) return;
       slots_[command.results.at(i)] = result;
-    }
-    if (source->consumed.load(std::memory_order_relaxed)) {
-      result->ready->Finish(Consumed());
-      continue;
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
     if (queue == nullptr) {
@@ -341,28 +358,27 @@ void Session::Send(cluster::SendBuffers command) {
 void Session::Receive(cluster::ReceiveBuffers command) {
   for (size_t i = 0; i < command.devices.size(); ++i) {
     const cluster::BufferId buffer = command.results.at(i);
-    Receiving where{command.devices[i], command.memory_kind};
+    Receiving receiving{command.devices[i], command.memory_kind,
+                        base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr)};
     absl::StatusOr<cluster::HostContents> contents;
     {
       base::MutexLock lock(&mu_);
       if (closed_) return;
-      SlotRef slot = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
-      slot->awaits_host = true;
-      slots_[buffer] = std::move(slot);
+      slots_[buffer] = receiving.slot;
       const auto it = arrived_.find(buffer);
       if (it == arrived_.end()) {
-        receiving_[buffer] = std::move(where);
+        receiving_[buffer] = std::move(receiving);
         continue;
       }
       contents = std::move(it->second);
       arrived_.erase(it);
     }
-    BindReceived(buffer, where, std::move(contents));
+    BindReceived(std::move(receiving), std::move(contents));
   }
 }
 
 void Session::TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::HostContents> contents) {
-  Receiving where;
+  Receiving receiving;
   {
     base::MutexLock lock(&mu_);
     if (closed_) return;
@@ -371,18 +387,84 @@ void Session::TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::Hos
       arrived_.insert_or_assign(buffer, std::move(contents));
       return;
     }
-    where = std::move(it->second);
+    receiving = std::move(it->second);
     receiving_.erase(it);
   }
-  BindReceived(buffer, where, std::move(contents));
+  BindReceived(std::move(receiving), std::move(contents));
 }
 
-void Session::BindReceived(cluster::BufferId buffer, const Receiving& where,
-                           absl::StatusOr<cluster::HostContents> contents) {
-  if (!contents.ok()) return Fail({{buffer, where.device}}, contents.status());
-  contents->targets = {{buffer, where.device}};
-  contents->memory_kind = where.memory_kind;
-  Fill(*std::move(contents));
+void Session::BindReceived(Receiving receiving, absl::StatusOr<cluster::HostContents> contents) {
+  if (!contents.ok()) {
+    receiving.slot->ready->Finish(contents.status());
+    return;
+  }
+  contents->memory_kind = std::move(receiving.memory_kind);
+  FillSlots({{std::move(receiving.slot), receiving.device}}, *std::move(contents));
+}
+
+void Session::Assemble(cluster::AssembleBuffers command) {
+  std::vector<SlotRef> sources(command.sources.size());
+  std::vector<std::vector<SlotRef>> slots(command.results.size());
+  {
+    base::MutexLock lock(&mu_);
+    if (closed_) return;
+    for (const cluster::AssembleBuffers::Result& result : command.results) {
+      for (const cluster::BufferBlock& block : result.blocks) {
+        if (block.source >= sources.size() || sources[block.source]) continue;
+        sources[block.source] = FindReadable(command.sources.at(block.source));
+      }
+    }
+    for (size_t r = 0; r < slots.size(); ++r) {
+      for (const cluster::BufferTarget& target : command.results[r].targets) {
+        slots[r].push_back(base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr));
+        slots_[target.buffer] = slots[r].back();
+      }
+    }
+  }
+  for (AssemblyJob& job : MakeAssemblyJobs(std::move(command), sources, slots, worker_->client())) {
+    std::vector<SlotRef> awaited;
+    for (const ReadHold& hold : job.sources) awaited.push_back(hold.slot());
+    auto shared_job = std::make_shared<AssemblyJob>(std::move(job));
+    WhenDone(awaited, [self = shared_from_this(), shared_job] {
+      auto run = [self, shared_job] {
+        if (self->cancelled_->load()) return DropAssembly(*shared_job, SessionEnded());
+        RunAssembly(self->worker_->client(), self->worker_->host_memory(), std::move(*shared_job));
+      };
+      if (!self->worker_->assemblers().Post(std::move(run))) {
+        DropAssembly(*shared_job, absl::ResourceExhaustedError("too many buffers wait to be put together"));
+      }
+    });
+  }
+}
+
+void Session::Bitcast(cluster::BitcastBuffers command) {
+  for (size_t i = 0; i < command.dims.size(); ++i) {
+    SlotRef source;
+    SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    {
+      base::MutexLock lock(&mu_);
+      if (closed_) return;
+      source = FindReadable(command.sources.at(i));
+      slots_[command.results.at(i)] = result;
+    }
+    auto form = std::make_shared<const BitcastForm>(
+        BitcastForm{command.element_type, std::move(command.dims[i]), command.minor_to_major});
+    const async::CompletionRef ready = source->ready;
+    ready->OnDone([self = shared_from_this(), hold = std::make_shared<ReadHold>(std::move(source)), result,
+                   form](const absl::Status& status) {
+      if (!status.ok()) {
+        result->ready->Finish(status);
+        return;
+      }
+      // As for a copy: the plugin call is for neither this thread.
+      auto bitcast = [self, hold, result, form] {
+        BitcastSlot(self->worker_->client(), std::move(*hold), *form, result);
+      };
+      if (!self->worker_->transfers().Post(std::move(bitcast))) {
+        result->ready->Finish(absl::ResourceExhaustedError("too many buffers wait to be bitcast"));
+      }
+    });
+  }
 }
 
 void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
@@ -411,9 +493,8 @@ void Session::Read(cluster::BufferId buffer, cluster::ReadFormat format,
   SlotRef slot;
   {
     base::MutexLock lock(&mu_);
-    slot = FindOrFailed(buffer);
+    slot = FindReadable(buffer);
   }
-  if (slot->consumed.load(std::memory_order_relaxed)) return done(Consumed());
   async::CompletionRef ready = slot->ready;
   ReadHold hold(std::move(slot));
   if (ready->done()) {
@@ -429,20 +510,19 @@ void Session::Read(cluster::BufferId buffer, cluster::ReadFormat format,
 
 void Session::Await(const std::vector<cluster::BufferNames>& buffers,
                     absl::AnyInvocable<void(const absl::Status&)> done) {
-  auto state = std::make_shared<AwaitState>();
+  std::vector<SlotRef> slots;
   {
     base::MutexLock lock(&mu_);
     for (const cluster::BufferNames& names : buffers) {
-      for (size_t i = 0; i < names.size(); ++i) state->slots.push_back(FindOrFailed(names.at(i)));
+      for (size_t i = 0; i < names.size(); ++i) slots.push_back(FindOrFailed(names.at(i)));
     }
   }
-  state->done = std::move(done);
-  // One more than the slots, for this call: so that an empty list is answered, and not before all are asked.
-  state->remaining.store(state->slots.size() + 1);
-  for (const SlotRef& slot : state->slots) {
-    slot->ready->OnDone([state](const absl::Status&) { state->OneReady(); });
-  }
-  state->OneReady();
+  WhenDone(slots, [slots, done = std::move(done)]() mutable {
+    for (const SlotRef& slot : slots) {
+      if (!slot->ready->status().ok()) return done(slot->ready->status());
+    }
+    done(absl::OkStatus());
+  });
 }
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
@@ -580,6 +660,7 @@ void Session::Close() {
   decltype(slots_) slots;
   decltype(programs_) programs;
   decltype(held_) held;
+  decltype(receiving_) receiving;
   decltype(arrived_) arrived;
   {
     base::MutexLock lock(&mu_);
@@ -589,10 +670,11 @@ void Session::Close() {
     slots.swap(slots_);
     programs.swap(programs_);
     held.swap(held_);
-    receiving_.clear();
+    receiving.swap(receiving_);
     arrived.swap(arrived_);
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
+  for (auto& [id, one] : receiving) one.slot->ready->Finish(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
     if (slot->producer == nullptr && !slot->ready->done()) slot->ready->Finish(SessionEnded());

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
@@ -34,6 +36,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Copy(cluster::CopyBuffers command) override;
   void Send(cluster::SendBuffers command) override;
   void Receive(cluster::ReceiveBuffers command) override;
+  void Assemble(cluster::AssembleBuffers command) override;
+  void Bitcast(cluster::BitcastBuffers command) override;
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -53,20 +57,26 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::HostContents> contents);
 
  private:
-  // Where a buffer that a peer sends shall lie.
+  // Where a buffer that a peer sends shall lie. Its name may be deleted meanwhile: what was commanded waits
+  // for it.
   struct Receiving {
     cluster::DeviceId device;
     std::string memory_kind;
+    SlotRef slot;
   };
   SlotRef FindLocked(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The slot, or a fresh failed one that says that there is no such buffer.
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for a slot that is to be read: also failed if an earlier launch consumes it.
+  SlotRef FindReadable(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);
-  void BindReceived(cluster::BufferId buffer, const Receiving& where,
-                    absl::StatusOr<cluster::HostContents> contents);
+  void BindReceived(Receiving receiving, absl::StatusOr<cluster::HostContents> contents);
+  // Binds contents to slots on their devices, here or on a thread for transfers.
+  void FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId>, 1> slots,
+                 cluster::HostContents contents);
 
   Worker* const worker_;
   const cluster::SessionId id_;

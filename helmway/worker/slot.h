@@ -53,6 +53,7 @@ class ReadHold {
   ~ReadHold() { Release(); }
   Slot* operator->() const { return slot_.get(); }
   Slot& operator*() const { return *slot_; }
+  const SlotRef& slot() const { return slot_; }
 
  private:
   void Release() {

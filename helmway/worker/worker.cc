@@ -1,6 +1,7 @@
 #include "helmway/worker/worker.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "helmway/base/status.h"
@@ -15,6 +16,8 @@ constexpr int kCompilerThreads = 2;
 constexpr size_t kMaxQueuedCompiles = 4096;
 constexpr int kTransferThreads = 2;
 constexpr size_t kMaxQueuedTransfers = 1 << 16;
+// A few threads take all of a machine's memory bandwidth; the rest of its cores are for programs.
+constexpr int kMaxAssemblyThreads = 8;
 
 // Sessions that ended lately; what peers still send for them is dropped.
 constexpr size_t kMaxEndedSessions = 1024;
@@ -42,6 +45,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   }
   worker->transfers_ = std::make_unique<async::ThreadPool>(async::ThreadPool::Options{
       .name = "transfer", .threads = kTransferThreads, .max_queued = kMaxQueuedTransfers});
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  worker->assemblers_ = std::make_unique<async::ThreadPool>(
+      async::ThreadPool::Options{.name = "assemble",
+                                 .threads = std::clamp(cores / 2, 2, kMaxAssemblyThreads),
+                                 .max_queued = kMaxQueuedTransfers});
   worker->compilers_ =
       std::make_unique<async::ThreadPool>(async::ThreadPool::Options{.name = "compile",
                                                                      .threads = kCompilerThreads,

@@ -63,6 +63,8 @@ class Worker final : public cluster::WorkerLink {
   CustomCalls& custom_calls() { return *custom_calls_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
+  // Copies within host memory, which may be long.
+  async::ThreadPool& assemblers() { return *assemblers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
 
  private:
@@ -86,6 +88,7 @@ class Worker final : public cluster::WorkerLink {
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;
+  std::unique_ptr<async::ThreadPool> assemblers_;
   std::unique_ptr<async::ThreadPool> compilers_;
 };
 

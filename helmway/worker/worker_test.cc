@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -1171,6 +1172,397 @@ INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, ::testing::Values(LinkKind::kInProce
                          [](const auto& kind) {
                            return kind.param == LinkKind::kRemote ? "Remote" : "InProcess";
                          });
+
+// ---- Buffers made of blocks of others ------------------------------------------------------------------
+
+using cluster::AssembleBuffers;
+using cluster::BufferBlock;
+
+// Four rows of one matrix, one on each device, under the names first ... first + 3.
+class AssembleTest : public WorkerTest {
+ protected:
+  static constexpr int64_t kWidth = 4;
+
+  cluster::HostContents Row(BufferId id, size_t row) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < kWidth; ++i)
+      values.push_back(static_cast<float>(10 * row) + static_cast<float>(i));
+    cluster::HostContents contents = Contents(id, values, devices_[row]);
+    contents.dims = {1, kWidth};
+    return contents;
+  }
+  void PutRows(SessionLink& session, BufferId first) {
+    for (size_t row = 0; row < 4; ++row) {
+      Declare(session, first + row, devices_[row]);
+      session.Fill(Row(first + row, row));
+    }
+  }
+  // Column c of those rows, as result c.
+  AssembleBuffers Columns(BufferId sources, BufferId results) {
+    AssembleBuffers command;
+    command.sources = {sources, 4, {}};
+    command.element_type = kF32;
+    for (size_t column = 0; column < 4; ++column) {
+      AssembleBuffers::Result& result = command.results.emplace_back();
+      result.targets = {{results + column, devices_[column]}};
+      result.dims = {4, 1};
+      for (uint32_t row = 0; row < 4; ++row) {
+        result.blocks.push_back({row, {0, static_cast<int64_t>(column)}, {row, 0}, {1, 1}});
+      }
+    }
+    return command;
+  }
+  // One result on the first device that is a copy of a source of the same dims.
+  AssembleBuffers Whole(BufferId source, BufferId result, const cluster::Dims& dims,
+                        cluster::ElementType type = kF32) {
+    AssembleBuffers command;
+    command.sources = One(source);
+    command.element_type = type;
+    const cluster::Dims zeros(dims.size(), 0);
+    command.results.push_back({{{result, devices_[0]}}, dims, {{0, zeros, zeros, dims}}});
+    return command;
+  }
+};
+
+TEST_F(AssembleTest, RowsBecomeColumns) {
+  PutRows(*session_, 1);
+  session_->Assemble(Columns(1, 11));
+  for (BufferId c = 0; c < 4; ++c) {
+    const auto x = static_cast<float>(c);
+    EXPECT_THAT(ReadOk(*session_, 11 + c), ElementsAre(x, 10 + x, 20 + x, 30 + x));
+  }
+  EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(10, 11, 12, 13));
+  // Each lies on its device: a program there takes it.
+  CompileOk(*session_, 1,
+            "module @m { func.func public @main(%a: tensor<4x1xf32>) -> tensor<4x1xf32> {\n"
+            " %0 = stablehlo.add %a, %a : tensor<4x1xf32>\n return %0 : tensor<4x1xf32>\n } }",
+            {2});
+  Execute(*session_, {.arguments = {One(13)}, .results = {One(20)}});
+  EXPECT_THAT(ReadOk(*session_, 20), ElementsAre(4, 24, 44, 64));
+}
+
+TEST_F(AssembleTest, NamesComeBeforeValues) {
+  CompileOk(*session_, 1, AddOne(kWidth));
+  // The source is the output of a launch whose own input is not here; the result is read, consumed by a
+  // program and put together once more.
+  CompileOk(*session_, 2, AddOne(kWidth, /*donates=*/true));
+  Declare(*session_, 1);
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  session_->Assemble(Whole(2, 3, {kWidth}));
+  session_->Assemble(Whole(3, 4, {kWidth}));
+  Execute(*session_, {.executable = 2, .arguments = {One(3)}, .results = {One(5)}, .donated = {0}});
+  const ReadAnswer again = StartRead(*session_, 4);
+  session_->Delete({One(2), One(3)});
+  EXPECT_FALSE(again.done());
+  session_->Fill(Contents(1, {1, 2, 3, 4}));
+  ASSERT_TRUE(again.Wait().ok()) << again.Wait().status();
+  EXPECT_THAT(Values(*again.Wait()), ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(ReadOk(*session_, 5), ElementsAre(3, 4, 5, 6));
+}
+
+TEST_F(AssembleTest, TargetsOfOneResultDoNotDisturbEachOther) {
+  PutRows(*session_, 1);
+  AssembleBuffers all;
+  all.sources = {1, 4, {}};
+  all.element_type = kF32;
+  AssembleBuffers::Result& result = all.results.emplace_back();
+  result.dims = {16};
+  for (size_t i = 0; i < 4; ++i) result.targets.push_back({20 + i, devices_[i]});
+  // Rows are of another rank: nothing but an error.
+  result.blocks.push_back({0, {0}, {0}, {16}});
+  session_->Assemble(all);
+  EXPECT_EQ(Read(*session_, 20).status().code(), kInvalid);
+
+  result.dims = {4, kWidth};
+  result.blocks.clear();
+  for (uint32_t row = 0; row < 4; ++row) result.blocks.push_back({row, {0, 0}, {row, 0}, {1, kWidth}});
+  for (size_t i = 0; i < 4; ++i) result.targets[i].buffer = 30 + i;
+  session_->Assemble(all);
+  const std::vector<float> expected = {0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23, 30, 31, 32, 33};
+  CompileOk(
+      *session_, 1,
+      "module @m { func.func public @main(%a: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}) -> "
+      "tensor<4x4xf32> {\n %0 = stablehlo.add %a, %a : tensor<4x4xf32>\n return %0 : tensor<4x4xf32>\n } }",
+      {1});
+  Execute(*session_, {.arguments = {One(31)}, .results = {One(40)}, .donated = {0}});
+  EXPECT_EQ(ReadOk(*session_, 40)[5], 22);
+  for (const BufferId id : {30, 32, 33}) EXPECT_EQ(ReadOk(*session_, id), expected);
+}
+
+TEST_F(AssembleTest, ReadsSourcesThatTheHostCannotLookInto) {
+  // Packed on the device: each result is half of one source and half of another, all in one job.
+  for (BufferId i = 0; i < 2; ++i) {
+    cluster::HostContents narrow;
+    narrow.targets = {{1 + i, devices_[i]}};
+    narrow.element_type = kS4;
+    narrow.dims = {2, 3};
+    const auto start = static_cast<uint8_t>(8 * i);
+    narrow.bytes = Bytes<uint8_t>({start, static_cast<uint8_t>(start + 1), static_cast<uint8_t>(start + 2),
+                                   static_cast<uint8_t>(start + 3), static_cast<uint8_t>(start + 4),
+                                   static_cast<uint8_t>(start + 5)});
+    Declare(*session_, 1 + i);
+    session_->Fill(std::move(narrow));
+  }
+  AssembleBuffers command;
+  command.sources = {1, 2, {}};
+  command.element_type = kS4;
+  for (int64_t row = 0; row < 2; ++row) {
+    AssembleBuffers::Result& result = command.results.emplace_back();
+    result.targets = {{10 + static_cast<BufferId>(row), devices_[3]}};
+    result.dims = {1, 6};
+    result.blocks = {{0, {row, 0}, {0, 0}, {1, 3}}, {1, {row, 0}, {0, 3}, {1, 3}}};
+  }
+  session_->Assemble(std::move(command));
+  const auto nibbles = [&](BufferId id) {
+    std::vector<uint8_t> values = ReadOk<uint8_t>(*session_, id);
+    for (uint8_t& value : values) value &= 15;
+    return values;
+  };
+  EXPECT_THAT(nibbles(10), ElementsAre(0, 1, 2, 8, 9, 10));
+  EXPECT_THAT(nibbles(11), ElementsAre(3, 4, 5, 11, 12, 13));
+
+  // Column-major on the device, and then again the other way round.
+  cluster::HostContents turned = Contents(20, {0, 1, 2, 10, 11, 12});
+  turned.dims = {2, 3};
+  turned.minor_to_major = std::vector<int64_t>{0, 1};
+  Declare(*session_, 20);
+  session_->Fill(std::move(turned));
+  AssembleBuffers column = Whole(20, 21, {2, 1});
+  column.results[0].blocks[0].source_origin = {0, 1};
+  session_->Assemble(std::move(column));
+  EXPECT_THAT(ReadOk(*session_, 21), ElementsAre(1, 11));
+  AssembleBuffers back = Whole(20, 22, {2, 3});
+  back.minor_to_major = std::vector<int64_t>{0, 1};
+  session_->Assemble(std::move(back));
+  EXPECT_THAT(ReadOk(*session_, 22), ElementsAre(0, 1, 2, 10, 11, 12));
+}
+
+TEST_F(AssembleTest, MemoriesScalarsAndNothing) {
+  Put(*session_, 1, {1, 2, 3});
+  AssembleBuffers pinned = Whole(1, 2, {3});
+  pinned.memory_kind = "pinned_host";
+  session_->Assemble(std::move(pinned));
+  session_->Assemble(Whole(2, 3, {3}));
+  EXPECT_THAT(ReadOk(*session_, 3), ElementsAre(1, 2, 3));
+  AssembleBuffers drum = Whole(1, 4, {3});
+  drum.memory_kind = "drum";
+  session_->Assemble(std::move(drum));
+  EXPECT_EQ(Read(*session_, 4).status().code(), kInvalid);
+
+  cluster::HostContents scalar = Contents(5, {7});
+  scalar.dims = {};
+  Declare(*session_, 5);
+  session_->Fill(std::move(scalar));
+  session_->Assemble(Whole(5, 6, {}));
+  EXPECT_THAT(ReadOk(*session_, 6), ElementsAre(7));
+
+  AssembleBuffers nothing;
+  nothing.element_type = kF32;
+  nothing.results.push_back({{{8, devices_[1]}}, {0, 3}, {}});
+  session_->Assemble(std::move(nothing));
+  EXPECT_THAT(ReadOk(*session_, 8), IsEmpty());
+}
+
+TEST_F(AssembleTest, AFailedSourceFailsWhatIsMadeOfIt) {
+  const absl::Status first = absl::DataLossError("the first");
+  const absl::Status second = absl::DataLossError("the second");
+  for (size_t i = 0; i < 4; ++i) Declare(*session_, 1 + i, devices_[i]);
+  session_->Assemble(Columns(1, 11));
+  AssembleBuffers rest;
+  rest.sources = {1, 4, {}};
+  rest.element_type = kF32;
+  rest.results.push_back(
+      {{{30, devices_[0]}}, {2, 1}, {{3, {0, 0}, {0, 0}, {1, 1}}, {0, {0, 0}, {1, 0}, {1, 1}}}});
+  session_->Assemble(std::move(rest));
+  // In time the last is the first to fail; what counts is the order of the blocks.
+  session_->Fail({{3, devices_[2]}}, second);
+  session_->Fail({{2, devices_[1]}}, first);
+  session_->Fill(Row(1, 0));
+  session_->Fill(Row(4, 3));
+  for (BufferId id = 11; id < 15; ++id) EXPECT_EQ(Read(*session_, id).status(), first) << id;
+  EXPECT_THAT(ReadOk(*session_, 30), ElementsAre(30, 0));
+}
+
+TEST_F(AssembleTest, SourcesThatAreGone) {
+  CompileOk(*session_, 1, AddOne(2, /*donates=*/true));
+  Put(*session_, 1, {1, 2});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}});
+  session_->Assemble(Whole(1, 3, {2}));
+  EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
+  session_->Assemble(Whole(99, 4, {2}));
+  EXPECT_EQ(Read(*session_, 4).status().code(), kInvalid);
+
+  // A program that consumes the source later waits for nothing and harms nothing.
+  Declare(*session_, 5);
+  session_->Assemble(Whole(5, 6, {2}));
+  Execute(*session_, {.arguments = {One(5)}, .results = {One(7)}, .donated = {0}, .held = true}, /*id=*/77);
+  session_->Fill(Contents(5, {1, 2}));
+  session_->ReleaseLaunch(77);
+  EXPECT_THAT(ReadOk(*session_, 7), ElementsAre(2, 3));
+  EXPECT_THAT(ReadOk(*session_, 6), ElementsAre(1, 2));
+}
+
+TEST_F(AssembleTest, CommandsThatContradictThemselves) {
+  PutRows(*session_, 1);
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  const auto code = [&](const std::function<void(AssembleBuffers&)>& change) {
+    AssembleBuffers command = Columns(1, 100);
+    change(command);
+    session_->Assemble(std::move(command));
+    const absl::StatusCode result = Read(*session_, 100).status().code();
+    session_->Delete({{100, 4, {}}});
+    return result;
+  };
+  EXPECT_EQ(code([](auto&) {}), absl::StatusCode::kOk);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].source = 4; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].source_origin = {0, 4}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].source_origin = {0}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].source_origin = {-1, 0}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].result_origin = {4, 0}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].shape = {1, 2}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks[1].shape = {kHuge, kHuge}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks.pop_back(); }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].blocks.push_back(c.results[0].blocks[0]); }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].dims = {kHuge, kHuge}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].dims = {-4, 1}; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.results[0].targets[0].device = 99; }), kInvalid);
+  EXPECT_EQ(code([](auto& c) { c.element_type = kS32; }), kInvalid);
+  EXPECT_NE(code([](auto& c) { c.element_type = 12345; }), absl::StatusCode::kOk);
+  // One bad result leaves the others alone.
+  AssembleBuffers command = Columns(1, 100);
+  command.results[2].blocks.pop_back();
+  session_->Assemble(std::move(command));
+  EXPECT_THAT(ReadOk(*session_, 103), ElementsAre(3, 13, 23, 33));
+}
+
+TEST_F(AssembleTest, CloseEndsWhatWaits) {
+  Declare(*session_, 1);
+  session_->Assemble(Whole(1, 2, {2}));
+  session_->Bitcast({.sources = One(1), .results = One(3), .element_type = kS32, .dims = {{2}}});
+  const StatusAnswer made = Await(*session_, {One(2)});
+  const StatusAnswer seen = Await(*session_, {One(3)});
+  session_->Close();
+  EXPECT_EQ(made.Wait().code(), kCancelled);
+  EXPECT_EQ(seen.Wait().code(), kCancelled);
+  session_->Assemble(Whole(1, 4, {2}));
+  session_->Bitcast({.sources = One(1), .results = One(5), .element_type = kS32, .dims = {{2}}});
+  EXPECT_EQ(Read(*session_, 4).status().code(), kCancelled);
+  EXPECT_EQ(Read(*session_, 5).status().code(), kCancelled);
+}
+
+// Bytes that say when they are given back.
+struct Watched {
+  base::HostBytes bytes;
+  std::shared_ptr<base::Notification> freed = std::make_shared<base::Notification>();
+};
+
+TEST_F(AssembleTest, MemoryIsGivenBackOnce) {
+  const auto watch = [](base::HostBytes bytes) {
+    Watched watched;
+    watched.bytes = bytes;
+    watched.bytes.owner = std::shared_ptr<const void>(
+        bytes.data,
+        [owner = std::move(bytes.owner), freed = watched.freed](const void*) { freed->Notify(); });
+    return watched;
+  };
+  constexpr int64_t kSize = 64 << 10;
+  // A source that goes before its bytes come.
+  Declare(*session_, 1);
+  session_->Assemble(Whole(1, 2, {kSize}));
+  session_->Bitcast({.sources = One(1), .results = One(3), .element_type = kS32, .dims = {{kSize}}});
+  session_->Delete({One(1)});
+  EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
+  EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
+
+  // One that goes after they came.
+  cluster::HostContents contents = Contents(11, std::vector<float>(kSize, 1));
+  Watched source = watch(std::move(contents.bytes));
+  contents.bytes = std::move(source.bytes);
+  Declare(*session_, 11);
+  session_->Fill(std::move(contents));
+  session_->Assemble(Whole(11, 12, {kSize}));
+  session_->Bitcast({.sources = One(11), .results = One(13), .element_type = kS32, .dims = {{kSize}}});
+  session_->Delete({One(11)});
+  EXPECT_THAT(ReadOk(*session_, 12), Each(1));
+  EXPECT_THAT(ReadOk<int32_t>(*session_, 13), Each(0x3f800000));
+  // The view still rests on the source's memory.
+  EXPECT_FALSE(source.freed->HasBeenNotified());
+  session_->Delete({One(13)});
+  source.freed->WaitForNotification();
+  EXPECT_THAT(ReadOk(*session_, 12), Each(1));
+}
+
+// ---- The same bytes as something else ------------------------------------------------------------------
+
+TEST_P(WorkerTest, BitcastsShareTheBytes) {
+  Put(*session_, 1, {1, 2, 3, 4});
+  session_->Bitcast({.sources = One(1), .results = One(2), .element_type = kS32, .dims = {{2, 2}}});
+  EXPECT_THAT(ReadOk<int32_t>(*session_, 2), ElementsAre(0x3f800000, 0x40000000, 0x40400000, 0x40800000));
+  // Nibbles, low half first; and back.
+  session_->Bitcast({.sources = One(2), .results = One(3), .element_type = kS4, .dims = {{4, 8}}});
+  std::vector<uint8_t> nibbles = ReadOk<uint8_t>(*session_, 3);
+  ASSERT_EQ(nibbles.size(), 32u);
+  EXPECT_EQ(nibbles[5] & 15, 8);
+  EXPECT_EQ(nibbles[6] & 15, 15);
+  session_->Bitcast({.sources = One(3), .results = One(4), .element_type = kF32, .dims = {{4}}});
+  session_->Delete({One(1), One(2), One(3)});
+  EXPECT_THAT(ReadOk(*session_, 4), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_P(WorkerTest, ABitcastAndItsSourceDoNotDisturbEachOther) {
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  Declare(*session_, 1);
+  session_->Bitcast({.sources = One(1), .results = One(2), .element_type = kF32, .dims = {{kLarge}}});
+  // Either is consumed by a program, which may want to write its output there.
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(3)}, .donated = {0}, .held = true}, /*id=*/5);
+  session_->Fill(Contents(1, std::vector<float>(kLarge, 1)));
+  session_->ReleaseLaunch(5);
+  EXPECT_THAT(ReadOk(*session_, 3), Each(2));
+  EXPECT_THAT(ReadOk(*session_, 2), Each(1));
+
+  Put(*session_, 11, std::vector<float>(kLarge, 1));
+  session_->Bitcast({.sources = One(11), .results = One(12), .element_type = kF32, .dims = {{kLarge}}});
+  Execute(*session_, {.arguments = {One(12)}, .results = {One(13)}, .donated = {0}});
+  EXPECT_THAT(ReadOk(*session_, 13), Each(2));
+  EXPECT_THAT(ReadOk(*session_, 11), Each(1));
+  EXPECT_EQ(Read(*session_, 12).status().code(), kInvalid);
+}
+
+TEST_P(WorkerTest, BitcastsOfShardsAndOfNothing) {
+  PutSharded(*session_, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+  session_->Bitcast({.sources = {1, 4, {}},
+                     .results = {11, 4, {}},
+                     .element_type = kS32,
+                     .dims = {{2}, {2}, {2, 1}, {1, 2}}});
+  EXPECT_THAT(ReadOk<int32_t>(*session_, 14), ElementsAre(0x40e00000, 0x41000000));
+  cluster::HostContents empty = Contents(20, {});
+  empty.dims = {0, 3};
+  Declare(*session_, 20);
+  session_->Fill(std::move(empty));
+  session_->Bitcast({.sources = One(20), .results = One(21), .element_type = kS32, .dims = {{5, 0}}});
+  EXPECT_THAT(ReadOk<int32_t>(*session_, 21), IsEmpty());
+}
+
+TEST_P(WorkerTest, BitcastsThatCannotBe) {
+  Put(*session_, 1, {1, 2});
+  BufferId next = 10;
+  const auto code = [&](BufferId source, cluster::ElementType type, const cluster::Dims& dims) {
+    session_->Bitcast({.sources = One(source), .results = One(++next), .element_type = type, .dims = {dims}});
+    return Read(*session_, next).status().code();
+  };
+  EXPECT_EQ(code(1, kS32, {3}), kInvalid);
+  EXPECT_EQ(code(1, kS32, {1}), kInvalid);
+  EXPECT_EQ(code(1, kS32, {0}), kInvalid);
+  EXPECT_EQ(code(1, kS32, {-2}), kInvalid);
+  EXPECT_EQ(code(1, kS32, {int64_t{1} << 40, int64_t{1} << 40}), kInvalid);
+  EXPECT_NE(code(1, 12345, {2}), absl::StatusCode::kOk);
+  EXPECT_EQ(code(99, kS32, {2}), kInvalid);
+  const absl::Status cause = absl::DataLossError("gone");
+  Declare(*session_, 2);
+  session_->Fail({{2, 0}}, cause);
+  EXPECT_EQ(code(2, kS32, {2}), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2));
+}
 
 }  // namespace
 }  // namespace helmway::worker
