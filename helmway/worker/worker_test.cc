@@ -1097,7 +1097,6 @@ TEST_F(WorkerTest, ManyTypesRoundTrip) {
 // ---- Buffers made of blocks of others ------------------------------------------------------------------
 
 using cluster::AssembleBuffers;
-using cluster::BufferBlock;
 
 // Four rows of one matrix, one on each device, under the names first ... first + 3.
 class AssembleTest : public WorkerTest {
