@@ -12,7 +12,6 @@ namespace {
 
 using ::helmway::program::Layout;
 using ::helmway::program::Sharding;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::xla::ifrt::DTypeProto;
 using ::xla::ifrt::RemapPlanProto;

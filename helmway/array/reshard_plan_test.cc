@@ -173,13 +173,13 @@ TEST(PlanReshard, UnknownContentsKeepTheirPlace) {
   EXPECT_EQ(blocks.assemblies[1].blocks[0].source, 1u);
 
   const std::vector<std::vector<int64_t>> shards = {{1}, {3}};
-  const auto concrete = *Sharding::Concrete({{0, 1}}, {{4}}, shards, std::nullopt);
-  const auto concrete_elsewhere = *Sharding::Concrete({{4, 5}}, {{4}}, shards, std::nullopt);
+  const auto concrete = *Sharding::Concrete({{0, 1}}, {4}, shards, std::nullopt);
+  const auto concrete_elsewhere = *Sharding::Concrete({{4, 5}}, {4}, shards, std::nullopt);
   EXPECT_THAT(Sources(Plan(concrete, concrete_elsewhere, {4}).whole), ElementsAre(0, 1));
 
   for (const auto& [from, to] :
        {std::pair(source, Replicated({0, 1})), std::pair(Replicated({0, 1}), source),
-        std::pair(source, *Sharding::FromOpSharding({{0}}, unreduced, std::nullopt))}) {
+        std::pair(source, *Sharding::FromOpSharding({0}, unreduced, std::nullopt))}) {
     const auto plan = PlanReshard(*from, *to, {3});
     EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented) << plan.status();
     EXPECT_THAT(std::string(plan.status().message()), HasSubstr("UNREDUCED"));

@@ -48,7 +48,8 @@ struct Executable {
 // what it needs (shares in buffers, futures) before the next one is looked at. Answers that must wait come
 // later from other threads. `mu_` guards the handles; it is never held while a callback runs or bytes move.
 // Handlers are named after their request and sit in the file of the object that they are about:
-// array_requests.cc, program_requests.cc (compiling), executable_requests.cc, client_requests.cc.
+// array_requests.cc, reshard_requests.cc (arrays made of the shards of others), program_requests.cc
+// (compiling), executable_requests.cc, client_requests.cc.
 class Session final : public net::SessionHandler,
                       public array::ReleaseSink,
                       public std::enable_shared_from_this<Session> {

@@ -113,9 +113,7 @@ std::vector<AssemblyJob> MakeAssemblyJobs(cluster::AssembleBuffers command,
   int64_t job_bytes = 0;
   for (size_t r = 0; r < command.results.size(); ++r) {
     cluster::AssembleBuffers::Result& from = command.results[r];
-    Result result;
-    result.dims = std::move(from.dims);
-    result.blocks = std::move(from.blocks);
+    Result result{.dims = std::move(from.dims), .blocks = std::move(from.blocks)};
     for (size_t t = 0; t < from.targets.size(); ++t) {
       const pjrt::Device* device = client.FindDevice(from.targets[t].device);
       if (device == nullptr || !device->is_addressable()) {

@@ -1176,7 +1176,6 @@ INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, ::testing::Values(LinkKind::kInProce
 // ---- Buffers made of blocks of others ------------------------------------------------------------------
 
 using cluster::AssembleBuffers;
-using cluster::BufferBlock;
 
 // Four rows of one matrix, one on each device, under the names first ... first + 3.
 class AssembleTest : public WorkerTest {
