@@ -253,19 +253,6 @@ class CommandReceiver final : public MessageReceiver {
     stream.Send(MakeFrame(event, bytes));
   }
 
-  // The form that a link relies on.
-  static absl::Status CheckBlocks(const cluster::AssembleBuffers& command) {
-    for (const cluster::AssembleBuffers::Result& result : command.results) {
-      for (const cluster::BufferBlock& block : result.blocks) {
-        if (block.source >= command.sources.size() || block.source_origin.size() != result.dims.size() ||
-            block.result_origin.size() != result.dims.size() || block.shape.size() != result.dims.size()) {
-          return absl::InvalidArgumentError("a block that does not fit its buffers");
-        }
-      }
-    }
-    return absl::OkStatus();
-  }
-
   absl::Status Do(proto::Command& command, const FrameReader* frame) {
     cluster::SessionLink& link = *session_->link;
     const uint64_t call = command.call();
@@ -306,12 +293,9 @@ class CommandReceiver final : public MessageReceiver {
       case proto::Command::kCopy:
         link.Copy(cluster::FromProto(command.copy()));
         return absl::OkStatus();
-      case proto::Command::kAssemble: {
-        cluster::AssembleBuffers assemble = cluster::FromProto(command.assemble());
-        HELMWAY_RETURN_IF_ERROR(CheckBlocks(assemble));
-        link.Assemble(std::move(assemble));
+      case proto::Command::kAssemble:
+        link.Assemble(cluster::FromProto(command.assemble()));
         return absl::OkStatus();
-      }
       case proto::Command::kBitcast: {
         cluster::BitcastBuffers bitcast = cluster::FromProto(command.bitcast());
         if (bitcast.sources.size() != bitcast.dims.size() || bitcast.results.size() != bitcast.dims.size()) {

@@ -198,7 +198,7 @@ TEST_F(ClientRequestsTest, UnsupportedRequestsAreNamed) {
   for (const char* name :
        {"LoadedExecutableDeleteRequest", "LoadedExecutableIsDeletedRequest", "LoadedHostCallbackPollRequest",
         "LoadedHostCallbackReturnRequest", "LoadedExecutableMpmdMetadataRequest",
-        "LoadedExecutableMpmdCostAnalysisRequest", "BitcastArraysRequest"}) {
+        "LoadedExecutableMpmdCostAnalysisRequest"}) {
     const google::protobuf::Descriptor* type = IfrtRequest::descriptor()->file()->FindMessageTypeByName(name);
     ASSERT_NE(type, nullptr) << name;
     IfrtRequest request;
@@ -206,15 +206,6 @@ TEST_F(ClientRequestsTest, UnsupportedRequestsAreNamed) {
     EXPECT_THAT(client().AnswerTo(client().SendWhole(request)).status, FailsWith(kUnimplemented, name));
   }
   EXPECT_THAT(client().Commands(), IsEmpty());
-}
-
-TEST_F(ClientRequestsTest, ResultsOfAnUnsupportedRequestFailAlike) {
-  client().MakeArray(1);
-  xla::ifrt::proxy::BitcastArraysRequest request;
-  request.add_array_handles(1);
-  request.add_result_handles(2);
-  request.add_result_handles(3);
-  ExpectFails(request, {2, 3}, kUnimplemented, "BitcastArraysRequest");
 }
 
 TEST_F(ClientRequestsTest, RequestWithoutAMember) {

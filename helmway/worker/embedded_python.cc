@@ -139,23 +139,22 @@ absl::StatusOr<EmbeddedPython*> EmbeddedPython::Get(const std::string& python) {
 
 absl::Status EmbeddedPython::Run(const std::string& script) {
   std::string error;
-  // The script travels as the text of a bytes literal, so that nothing in it can end the frame around it.
+  // The script travels as the text of a bytes literal, so that nothing in it can end the frame around it; the
+  // frame does too, since threads share the namespace that it would otherwise run in.
   const std::string framed = absl::StrCat(
-      "def run(script):\n"
-      "  import ctypes, traceback\n"
-      "  try:\n"
-      "    exec(compile(script.decode(), 'helmway', 'exec'), {'__name__': 'helmway'})\n"
-      "  except BaseException as e:\n"
-      "    text = ''.join(traceback.format_exception_only(type(e), e)).strip().encode(errors='replace')\n"
-      "    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(",
-      reinterpret_cast<uintptr_t>(&TakeError), ")(", reinterpret_cast<uintptr_t>(&error),
-      ", text.replace(b'\\0', b' '))\n"
-      "run(b\"",
+      "import ctypes, traceback\n"
+      "try:\n"
+      "  exec(compile(b\"",
       absl::CHexEscape(script),
-      "\")\n"
-      "del run\n");
+      "\".decode(), 'helmway', 'exec'), {'__name__': 'helmway'})\n"
+      "except BaseException as e:\n"
+      "  text = ''.join(traceback.format_exception_only(type(e), e)).strip().encode(errors='replace')\n"
+      "  ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(",
+      reinterpret_cast<uintptr_t>(&TakeError), ")(", reinterpret_cast<uintptr_t>(&error),
+      ", text.replace(b'\\0', b' '))\n");
+  const std::string whole = absl::StrCat("exec(b\"", absl::CHexEscape(framed), "\".decode(), {})\n");
   const int state = api_.ensure_gil();
-  const int result = api_.run_simple_string(framed.c_str(), nullptr);
+  const int result = api_.run_simple_string(whole.c_str(), nullptr);
   api_.release_gil(state);
   if (!error.empty()) return absl::FailedPreconditionError(error);
   if (result != 0) return absl::InternalError("the embedded Python could not run a script");
