@@ -24,8 +24,15 @@ struct ArraySpec {
   DType dtype = xla::ifrt::DTypeProto::KIND_UNSPECIFIED;
   absl::InlinedVector<int64_t, 6> dims;  // global, elements
   std::shared_ptr<const program::Sharding> sharding;
-  std::optional<program::Layout> layout;  // of a shard; absent = the platform's default
+  std::optional<program::Layout> layout;  // of a shard; absent = row-major
 };
+
+// Whether a shard of these dims lies in memory as the layout says.
+inline bool IsPlaced(const ArraySpec& spec, const program::Layout& layout, absl::Span<const int64_t> dims) {
+  if (spec.layout) return spec.layout->PlacesLike(layout, dims);
+  if (layout.IsDescending() && layout.tiles().empty()) return true;
+  return program::Layout::Default(static_cast<int>(dims.size())).PlacesLike(layout, dims);
+}
 
 // Whether bytes that a client sends have come.
 struct Arrival {

@@ -87,7 +87,8 @@ struct DeclareBuffers {
   BufferTargets targets;
 };
 
-// The bytes for declared buffers; all targets get the same contents.
+// The bytes for declared buffers; all targets get the same contents. A token has none. Those of strings are a
+// serialized xla.ifrt.proto.StringArrayContents with as many elements as `dims` say, without byte strides.
 struct HostContents {
   BufferTargets targets;
   ElementType element_type = 0;
@@ -118,6 +119,8 @@ struct CopyBuffers {
   BufferNames results;
   std::vector<DeviceId> devices;
   std::string memory_kind;  // empty = the device's default
+  // The results have the plugin's default layout, whatever that of the sources is.
+  bool default_layout = false;
 };
 
 // How the bytes of a read shall lie.

@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       worker->client_,
       pjrt::Client::Create(std::move(plugin),
                            {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+  worker->tokens_ = std::make_unique<TokenMaker>(worker->client_.get());
   worker->host_memory_ = options.host_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {

@@ -12,6 +12,7 @@
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/device_queue.h"
+#include "helmway/worker/token.h"
 
 namespace helmway::worker {
 
@@ -43,6 +44,7 @@ class Worker final : public cluster::WorkerLink {
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
   Sequencer& sequencer() { return sequencer_; }
+  TokenMaker& tokens() { return *tokens_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
@@ -54,6 +56,7 @@ class Worker final : public cluster::WorkerLink {
   // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
   // client.
   std::shared_ptr<pjrt::Client> client_;
+  std::unique_ptr<TokenMaker> tokens_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   Sequencer sequencer_;
