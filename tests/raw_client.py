@@ -22,7 +22,8 @@ TIMEOUT_S = 60
 
 # tensorflow.error.Code, the same numbers as gRPC's.
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, DATA_LOSS = 0, 3, 5, 12, 15
-F32 = 11
+# xla.ifrt.DTypeProto.Kind
+PRED, F32, TOKEN, STRING = 1, 11, 17, 99
 FIRST_SERVER_HANDLE = 1 << 48
 
 
@@ -64,6 +65,38 @@ def on_device(device_id, memory_kind=None):
     if memory_kind is not None:
         single.memory_kind = memory_kind
     return message("ifrt.ShardingProto")(serialized_sharding=serialized("SingleDeviceSharding", single))
+
+
+def hlo_sharding(devices, memory_kind=None, **op_sharding):
+    """A ShardingProto over several devices; replicated unless the members of an xla.OpSharding say otherwise."""
+    payload = message("ifrt.HloShardingProto")()
+    payload.devices.device_ids.extend(devices)
+    for name, value in op_sharding.items():
+        if isinstance(value, list):
+            getattr(payload.xla_op_sharding, name).extend(value)
+        else:
+            setattr(payload.xla_op_sharding, name, value)
+    if memory_kind is not None:
+        payload.memory_kind = memory_kind
+    return message("ifrt.ShardingProto")(serialized_sharding=serialized("HloSharding", payload))
+
+
+def split(devices, rank, memory_kind=None):
+    """A ShardingProto: the first dimension in equal parts over the devices."""
+    return hlo_sharding(
+        devices, memory_kind, type=3, tile_assignment_dimensions=[len(devices)] + [1] * (rank - 1),
+        iota_reshape_dims=[len(devices)], iota_transpose_perm=[0],
+    )
+
+
+def array_spec(sharding, dims=(2, 2), kind=F32, layout=None):
+    """An ArraySpecProto; `layout` is bytes."""
+    spec = message("ifrt.ArraySpecProto")(sharding=sharding)
+    spec.dtype.kind = kind
+    spec.shape.dims.extend(dims)
+    if layout is not None:
+        spec.layout = layout
+    return spec
 
 
 def version(protocol=25, serdes=6):
@@ -243,6 +276,32 @@ class Stream:
     def ready_status(self, handle):
         response = self.call(check_value_ready_request=message("CheckValueReadyRequest")(value_handles=[handle]))
         return response.response_metadata.status
+
+    def compile(self, code, devices=(0,)):
+        """Compiles MLIR text for one partition per device; returns the handle."""
+        options = message("ifrt.XlaCompileOptionsProto")()
+        build = options.compile_options.executable_build_options
+        build.device_ordinal, build.num_replicas, build.num_partitions = -1, 1, len(devices)
+        build.use_spmd_partitioning = len(devices) > 1
+        build.device_assignment.replica_count = 1
+        build.device_assignment.computation_count = len(devices)
+        for device in devices:
+            build.device_assignment.computation_devices.add(replica_device_ids=[device])
+        response = self.call(
+            compile_request=message("CompileRequest")(
+                program=serialized("XlaProgram", code.encode()),
+                compile_options=serialized("XlaCompileOptions", options),
+            )
+        )
+        assert response.response_metadata.status.code == OK, response
+        return response.compile_response.loaded_executable_handle
+
+    def execute(self, executable, arguments, results=(), **fields):
+        """The response to one run; without `results` as the first one of a client."""
+        request = message("LoadedExecutableExecuteRequest")(
+            loaded_executable_handle=executable, args_handles=arguments, result_array_handle=results, **fields
+        )
+        return self.call(loaded_executable_execute_request=request)
 
     def read(self, array, buffer):
         response = self.call(

@@ -198,7 +198,6 @@ def bad_array_overrides():
     yield "smaller than the buffer", dict(shape=shape(dims=[1, 3]))
     yield "unknown element type", dict(dtype=dtype(kind=98))
     yield "no element type", dict(dtype=dtype())
-    yield "token", dict(dtype=dtype(kind=17))
     yield "no sharding", dict(sharding=sharding())
     yield "unknown sharding", dict(sharding=sharding(serialized_sharding=serialized("NoSuchSharding")))
     yield "unparsable sharding", dict(sharding=sharding(serialized_sharding=serialized("HloSharding", b"\xff\xff")))

@@ -24,7 +24,7 @@ struct ArraySpec {
   DType dtype = xla::ifrt::DTypeProto::KIND_UNSPECIFIED;
   absl::InlinedVector<int64_t, 6> dims;  // global, elements
   std::shared_ptr<const program::Sharding> sharding;
-  std::optional<program::Layout> layout;  // of a shard; absent = the platform's default
+  std::optional<program::Layout> layout;  // of a shard; absent = row-major
 };
 
 // Whether shards of both arrays, of equal rank, lie alike in their memory: order of dimensions and tiles.
@@ -33,6 +33,13 @@ inline bool HaveSameLayout(const ArraySpec& a, const ArraySpec& b) {
   const program::Layout& of_a = a.layout ? *a.layout : standard;
   const program::Layout& of_b = b.layout ? *b.layout : standard;
   return of_a.minor_to_major() == of_b.minor_to_major() && of_a.tiles() == of_b.tiles();
+}
+
+// Whether a shard of these dims lies in memory as the layout says.
+inline bool IsPlaced(const ArraySpec& spec, const program::Layout& layout, absl::Span<const int64_t> dims) {
+  if (spec.layout) return spec.layout->PlacesLike(layout, dims);
+  if (layout.IsDescending() && layout.tiles().empty()) return true;
+  return program::Layout::Default(static_cast<int>(dims.size())).PlacesLike(layout, dims);
 }
 
 // Whether bytes that a client sends have come.

@@ -369,12 +369,14 @@ void GroupSession::Copy(CopyBuffers command) {
       AppendNames(command.results.at(i), 1, &copy.results);
       copy.devices.push_back(command.devices[i]);
       copy.memory_kind = command.memory_kind;
+      copy.default_layout = command.default_layout;
       continue;
     }
     ReceiveBuffers& receive = receives.at(static_cast<int>(to[i]));
     AppendNames(command.results.at(i), 1, &receive.results);
     receive.devices.push_back(command.devices[i]);
     receive.memory_kind = command.memory_kind;
+    receive.default_layout = command.default_layout;
     auto& [send, targets] = sends[{from[i], to[i]}];
     AppendNames(command.sources.at(i), 1, &send.sources);
     AppendNames(command.results.at(i), 1, &send.results);

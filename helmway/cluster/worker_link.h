@@ -87,7 +87,8 @@ struct DeclareBuffers {
   BufferTargets targets;
 };
 
-// The bytes for declared buffers; all targets get the same contents.
+// The bytes for declared buffers; all targets get the same contents. A token has none. Those of strings are a
+// serialized xla.ifrt.proto.StringArrayContents with as many elements as `dims` say, without byte strides.
 struct HostContents {
   BufferTargets targets;
   ElementType element_type = 0;
@@ -118,6 +119,8 @@ struct CopyBuffers {
   BufferNames results;
   std::vector<DeviceId> devices;
   std::string memory_kind;  // empty = the device's default
+  // The results have the plugin's default layout, whatever that of the sources is.
+  bool default_layout = false;
 };
 
 // Where a worker takes what its peers send, and which life of it.
@@ -138,7 +141,8 @@ struct SendBuffers {
 struct ReceiveBuffers {
   BufferNames results;
   std::vector<DeviceId> devices;
-  std::string memory_kind;  // empty = the device's default
+  std::string memory_kind;      // empty = the device's default
+  bool default_layout = false;  // as in CopyBuffers
 };
 
 using Dims = absl::InlinedVector<int64_t, 6>;  // elements

@@ -223,6 +223,7 @@ proto::Copy ToProto(const CopyBuffers& command) {
   *message.mutable_results() = ToProto(command.results);
   Append(command.devices, message.mutable_devices());
   message.set_memory_kind(command.memory_kind);
+  message.set_default_layout(command.default_layout);
   return message;
 }
 
@@ -232,6 +233,7 @@ CopyBuffers FromProto(const proto::Copy& message) {
   command.results = FromProto(message.results());
   command.devices.assign(message.devices().begin(), message.devices().end());
   command.memory_kind = message.memory_kind();
+  command.default_layout = message.default_layout();
   return command;
 }
 
@@ -325,13 +327,17 @@ proto::Receive ToProto(const ReceiveBuffers& command) {
   *message.mutable_results() = ToProto(command.results);
   Append(command.devices, message.mutable_devices());
   message.set_memory_kind(command.memory_kind);
+  message.set_default_layout(command.default_layout);
   return message;
 }
 
 ReceiveBuffers FromProto(const proto::Receive& message) {
-  return {FromProto(message.results()),
-          {message.devices().begin(), message.devices().end()},
-          message.memory_kind()};
+  ReceiveBuffers command;
+  command.results = FromProto(message.results());
+  command.devices.assign(message.devices().begin(), message.devices().end());
+  command.memory_kind = message.memory_kind();
+  command.default_layout = message.default_layout();
+  return command;
 }
 
 proto::Program ToProto(const CompiledProgram& program) {

@@ -74,6 +74,7 @@ class Buffer {
   // dropped. UNIMPLEMENTED for byte strides that do not describe a dense array.
   absl::StatusOr<Event> ToHost(void* dst, size_t dst_size, const HostLayout& layout = {}) const;
 
+  // INVALID_ARGUMENT for a token.
   absl::StatusOr<MemoryLayout> GetMemoryLayout() const;
   // The same as the plugin's text form, e.g. "{1,0}" or "{0:E(4)}". UNIMPLEMENTED without the Layouts
   // extension.

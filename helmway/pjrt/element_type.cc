@@ -7,9 +7,11 @@
 namespace helmway::pjrt {
 namespace {
 
-// Numbers of PJRT_Buffer_Type that the vendored header lacks (interface 0.94).
+// Numbers of PJRT_Buffer_Type that came after the vendored header.
 constexpr int kPjrtS1 = PJRT_Buffer_Type_F4E2M1FN + 1;
 constexpr int kPjrtU1 = PJRT_Buffer_Type_F4E2M1FN + 2;
+constexpr int kPjrtF6E2M3FN = PJRT_Buffer_Type_F4E2M1FN + 3;
+constexpr int kPjrtF6E3M2FN = PJRT_Buffer_Type_F4E2M1FN + 4;
 
 struct Row {
   ElementType type;
@@ -50,9 +52,8 @@ constexpr Row kRows[] = {
     {ElementType::kF8E8M0FNU, PJRT_Buffer_Type_F8E8M0FNU, "f8e8m0fnu", 8},
     {ElementType::kS1, kPjrtS1, "s1", 1},
     {ElementType::kU1, kPjrtU1, "u1", 1},
-    // No plugin number is published for these two.
-    {ElementType::kF6E2M3FN, -1, "f6e2m3fn", 6},
-    {ElementType::kF6E3M2FN, -1, "f6e3m2fn", 6},
+    {ElementType::kF6E2M3FN, kPjrtF6E2M3FN, "f6e2m3fn", 6},
+    {ElementType::kF6E3M2FN, kPjrtF6E3M2FN, "f6e3m2fn", 6},
 };
 
 const Row* Find(ElementType type) {
@@ -82,16 +83,12 @@ absl::StatusOr<int> ToPjrtBufferType(ElementType type) {
     return absl::UnimplementedError(
         absl::StrCat("element type ", static_cast<int>(type), " is not one that PJRT plugins have"));
   }
-  if (row->pjrt < 0) {
-    return absl::UnimplementedError(absl::StrCat("the PJRT interface has no element type ",
-                                                 absl::string_view(row->name.data(), row->name.size())));
-  }
   return row->pjrt;
 }
 
 absl::StatusOr<ElementType> FromPjrtBufferType(int pjrt_buffer_type) {
   for (const Row& row : kRows) {
-    if (row.pjrt == pjrt_buffer_type && row.pjrt >= 0) return row.type;
+    if (row.pjrt == pjrt_buffer_type) return row.type;
   }
   return absl::UnimplementedError(
       absl::StrCat("the plugin uses PJRT buffer type ", pjrt_buffer_type, ", which is not known here"));

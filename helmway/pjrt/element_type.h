@@ -8,8 +8,8 @@
 
 namespace helmway::pjrt {
 
-// The type of one array element. The numbers are those of xla.PrimitiveType (OpenXLA xla/xla_data.proto),
-// which the IFRT protocol uses too; the plugin's own numbers (PJRT_Buffer_Type) differ and never leave this
+// The type of one array element. The numbers are those of the IFRT protocol (xla.ifrt.DTypeProto.Kind), which
+// are xla.PrimitiveType's up to 29; the plugin's own numbers (PJRT_Buffer_Type) differ and never leave this
 // folder.
 enum class ElementType : int32_t {
   kInvalid = 0,

@@ -9,7 +9,7 @@ namespace helmway::pjrt {
 namespace {
 
 TEST(ElementTypeTest, EveryNumberThatThePluginHasGoesThereAndBack) {
-  for (int number = 1; number <= 33; ++number) {
+  for (int number = 1; number <= 35; ++number) {
     if (number == 13 || number == 14) continue;  // tuple and opaque
     auto type = static_cast<ElementType>(number);
     auto pjrt = ToPjrtBufferType(type);
@@ -22,7 +22,6 @@ TEST(ElementTypeTest, EveryNumberThatThePluginHasGoesThereAndBack) {
 
 TEST(ElementTypeTest, OthersAreUnimplemented) {
   EXPECT_EQ(ToPjrtBufferType(ElementType::kInvalid).status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ToPjrtBufferType(ElementType::kF6E2M3FN).status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(ToPjrtBufferType(static_cast<ElementType>(99)).status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(FromPjrtBufferType(0).status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(FromPjrtBufferType(-1).status().code(), absl::StatusCode::kUnimplemented);
@@ -88,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(
         MlirType{"f8E4M3", ElementType::kF8E4M3}, MlirType{"f8E3M4", ElementType::kF8E3M4},
         MlirType{"f8E8M0FNU", ElementType::kF8E8M0FNU}, MlirType{"f4E2M1FN", ElementType::kF4E2M1FN},
         MlirType{"i4", ElementType::kS4}, MlirType{"ui4", ElementType::kU4}, MlirType{"i2", ElementType::kS2},
-        MlirType{"ui2", ElementType::kU2}),
+        MlirType{"ui2", ElementType::kU2}, MlirType{"f6E2M3FN", ElementType::kF6E2M3FN},
+        MlirType{"f6E3M2FN", ElementType::kF6E3M2FN}),
     [](const auto& param_info) { return std::string(ElementTypeName(param_info.param.type)); });
 
 }  // namespace

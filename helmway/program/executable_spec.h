@@ -35,8 +35,9 @@ struct ValueSpec {
 struct ExecutableSpec {
   std::string name;  // Of the module.
   std::vector<ValueSpec> parameters;
-  std::vector<ValueSpec> outputs;           // The elements if the program returns a tuple.
-  std::vector<int32_t> donated_parameters;  // Sorted, unique: a run consumes these.
+  std::vector<ValueSpec> outputs;  // The elements if the program returns a tuple.
+  std::vector<int32_t>
+      donated_parameters;  // Sorted, unique: a run consumes these. Not donors without an output.
   bool has_cross_device_ops =
       false;  // Some computation communicates between devices (host transfers do not).
   std::vector<std::string> custom_call_targets;  // Sorted, unique.

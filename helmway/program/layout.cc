@@ -1,5 +1,6 @@
 #include "helmway/program/layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -212,6 +213,22 @@ bool Layout::IsDescending() const {
     if (minor_to_major_[i] != static_cast<int64_t>(minor_to_major_.size() - 1 - i)) return false;
   }
   return true;
+}
+
+bool Layout::PlacesLike(const Layout& other, absl::Span<const int64_t> dims) const {
+  if (rank() != other.rank() || static_cast<size_t>(rank()) != dims.size() || tiles_ != other.tiles_)
+    return false;
+  if (minor_to_major_ == other.minor_to_major_ || std::find(dims.begin(), dims.end(), 0) != dims.end())
+    return true;
+  if (!tiles_.empty()) return false;
+  auto mine = minor_to_major_.begin(), theirs = other.minor_to_major_.begin();
+  while (true) {
+    while (mine != minor_to_major_.end() && dims[static_cast<size_t>(*mine)] == 1) ++mine;
+    while (theirs != other.minor_to_major_.end() && dims[static_cast<size_t>(*theirs)] == 1) ++theirs;
+    // They run out together: both are permutations of the same numbers.
+    if (mine == minor_to_major_.end()) return true;
+    if (*mine++ != *theirs++) return false;
+  }
 }
 
 bool Layout::IsDefault() const { return *this == Default(rank()); }

@@ -48,6 +48,9 @@ class Layout {
   bool IsDefault() const;
   // Descending order, tiles or not.
   bool IsDescending() const;
+  // Whether an array of these dims lies in memory the same way in both layouts: dimensions of size 1 may
+  // stand anywhere, and an array without elements lies nowhere. False for layouts of another rank.
+  bool PlacesLike(const Layout& other, absl::Span<const int64_t> dims) const;
 
   std::string ToText() const;
   xla::LayoutProto ToXlaProto() const;

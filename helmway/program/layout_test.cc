@@ -55,6 +55,30 @@ TEST(Layout, Defaults) {
   EXPECT_TRUE(Layout::FromXlaProto(without_padding)->IsDefault());
 }
 
+TEST(Layout, Places) {
+  const auto alike = [](const char* a, const char* b, std::vector<int64_t> dims) {
+    const bool result = Layout::ParseText(a)->PlacesLike(*Layout::ParseText(b), dims);
+    EXPECT_EQ(result, Layout::ParseText(b)->PlacesLike(*Layout::ParseText(a), dims));
+    return result;
+  };
+  EXPECT_TRUE(alike("{}", "{}", {}));
+  EXPECT_TRUE(alike("{1,0}", "{1,0}", {2, 3}));
+  EXPECT_FALSE(alike("{1,0}", "{0,1}", {2, 3}));
+  // What is in one byte or none has no order.
+  EXPECT_TRUE(alike("{1,0}", "{0,1}", {1, 3}));
+  EXPECT_TRUE(alike("{1,0}", "{0,1}", {2, 0}));
+  EXPECT_TRUE(alike("{2,1,0}", "{1,0,2}", {2, 3, 1}));
+  EXPECT_TRUE(alike("{2,1,0}", "{0,1,2}", {1, 1, 1}));
+  EXPECT_FALSE(alike("{2,1,0}", "{1,0,2}", {2, 1, 3}));
+  EXPECT_FALSE(alike("{2,1,0}", "{0,1,2}", {2, 1, 3}));
+  // The size of the elements goes without saying; tiles do not.
+  EXPECT_TRUE(alike("{1,0:E(4)}", "{1,0}", {2, 3}));
+  EXPECT_FALSE(alike("{1,0:T(8,128)}", "{1,0}", {2, 3}));
+  EXPECT_FALSE(alike("{1,0:T(8,128)}", "{0,1:T(8,128)}", {1, 3}));
+  EXPECT_FALSE(alike("{1,0}", "{0}", {2, 3}));
+  EXPECT_FALSE(alike("{1,0}", "{1,0}", {2}));
+}
+
 TEST(Layout, BadText) {
   struct Case {
     const char* text;

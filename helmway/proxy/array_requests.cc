@@ -15,6 +15,8 @@
 #include "helmway/proxy/session.h"
 #include "helmway/wire/dtype.h"
 #include "helmway/wire/ifrt_array.pb.h"
+#include "helmway/wire/status.h"
+#include "helmway/wire/string_array.h"
 
 namespace helmway::proxy {
 
@@ -33,19 +35,15 @@ using ::xla::ifrt::proxy::FullyReplicatedShardRequest;
 using ::xla::ifrt::proxy::IsArrayDeletedRequest;
 using ::xla::ifrt::proxy::MakeArrayFromHostBufferRequest;
 using ::xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest;
+using ::xla::ifrt::proxy::MakeErrorArraysRequest;
 
 namespace {
 
+constexpr char kUnpinnedHost[] = "unpinned_host";
+
 absl::Status CheckDType(array::DType dtype) {
-  switch (dtype) {
-    case xla::ifrt::DTypeProto::KIND_STRING:
-    case xla::ifrt::DTypeProto::KIND_OPAQUE:
-    case xla::ifrt::DTypeProto::KIND_TOKEN:
-      return absl::UnimplementedError(
-          absl::StrCat("arrays of type ", wire::DTypeName(dtype), " are not supported yet"));
-    default:
-      return wire::HostBytesPerElement(dtype).status();
-  }
+  if (dtype == xla::ifrt::DTypeProto::KIND_OPAQUE) return absl::UnimplementedError("arrays of type opaque");
+  return wire::GetDTypeFacts(dtype).status();
 }
 
 absl::Status CheckDims(absl::Span<const int64_t> dims) { return program::ElementCount(dims).status(); }
@@ -58,6 +56,16 @@ std::optional<std::vector<int64_t>> Strides(bool present, const xla::ifrt::proto
 std::optional<absl::Span<const int64_t>> AsSpan(const std::optional<std::vector<int64_t>>& strides) {
   if (!strides) return std::nullopt;
   return absl::MakeConstSpan(*strides);
+}
+
+absl::Status SetLayout(absl::StatusOr<program::Layout> layout, ArraySpec& spec) {
+  if (!layout.ok()) return layout.status();
+  if (static_cast<size_t>(layout->rank()) != spec.dims.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the layout ", layout->ToText(), " for an array of ", spec.dims.size(), " dimensions"));
+  }
+  spec.layout = *std::move(layout);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -78,6 +86,9 @@ absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::DTypeProto& dtype,
   HELMWAY_RETURN_IF_ERROR(CheckDType(spec.dtype));
   spec.dims.assign(shape.dims().begin(), shape.dims().end());
   HELMWAY_RETURN_IF_ERROR(CheckDims(spec.dims));
+  if (spec.dtype == xla::ifrt::DTypeProto::KIND_TOKEN && !spec.dims.empty()) {
+    return absl::InvalidArgumentError("a token with dimensions");
+  }
   HELMWAY_ASSIGN_OR_RETURN(spec.sharding, program::Sharding::Parse(sharding));
   HELMWAY_RETURN_IF_ERROR(CheckDevices(spec.sharding->devices()));
   return spec;
@@ -100,6 +111,36 @@ ArrayRef Session::NewArray(std::shared_ptr<const ArraySpec> spec) {
   return base::MakeRef<Array>(std::move(spec), Shards::Fresh(proxy_->NewBuffers(count), count, this));
 }
 
+// Bytes that the host buffer of a shard must have; none for strings, whose sizes are their own.
+absl::StatusOr<std::optional<int64_t>> HostBufferSize(
+    array::DType dtype, absl::Span<const int64_t> dims,
+    const std::optional<std::vector<int64_t>>& byte_strides) {
+  if (dtype == xla::ifrt::DTypeProto::KIND_STRING) {
+    if (byte_strides) return absl::InvalidArgumentError("byte strides for an array of strings");
+    return std::nullopt;
+  }
+  HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(dtype));
+  HELMWAY_ASSIGN_OR_RETURN(const int64_t size,
+                           program::RegionSizeBytes(dims, element_bytes, AsSpan(byte_strides)));
+  return size;
+}
+
+// Whether bytes that have come are what their array needs.
+absl::Status CheckHostBytes(const base::HostBytes& bytes, const cluster::HostContents& contents,
+                            std::optional<int64_t> expected_bytes) {
+  if (expected_bytes) {
+    if (bytes.size == *expected_bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the host buffer has ", bytes.size, " bytes, its array needs ", *expected_bytes));
+  }
+  HELMWAY_ASSIGN_OR_RETURN(const int64_t count, wire::CountStrings(absl::MakeConstSpan(
+                                                    bytes.data, static_cast<size_t>(bytes.size))));
+  HELMWAY_ASSIGN_OR_RETURN(const int64_t needed, program::ElementCount(contents.dims));
+  if (count == needed) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the host buffer has ", count, " strings, its array needs ", needed));
+}
+
 // ---- From the host ---------------------------------------------------------------------------------------
 
 absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBufferRequest& request,
@@ -112,7 +153,7 @@ absl::Status Session::HandleMakeArrayFromHostBuffer(const MakeArrayFromHostBuffe
         "one by one)");
   }
   if (request.has_layout()) {
-    HELMWAY_ASSIGN_OR_RETURN(spec.layout, program::Layout::FromIfrtProto(request.layout()));
+    HELMWAY_RETURN_IF_ERROR(SetLayout(program::Layout::FromIfrtProto(request.layout()), spec));
   }
   HostShards shards;
   shards.host_buffer = request.host_buffer_handle();
@@ -138,7 +179,11 @@ absl::Status Session::HandleMakeArraysFromHostBufferShards(
   std::vector<HostArray> all;
   for (int i = 0; i < request.specs_size(); ++i) {
     const auto& made = request.specs(i);
-    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(made.array_spec()));
+    const xla::ifrt::ArraySpecProto& proto = made.array_spec();
+    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(proto.dtype(), proto.shape(), proto.sharding()));
+    if (proto.has_layout()) {
+      HELMWAY_RETURN_IF_ERROR(SetLayout(program::Layout::ParseText(proto.layout()), spec));
+    }
     if (made.host_buffers_size() != made.addressable_shard_indices_size()) {
       return absl::InvalidArgumentError(absl::StrCat(made.host_buffers_size(), " host buffers for ",
                                                      made.addressable_shard_indices_size(),
@@ -200,13 +245,16 @@ absl::Status Session::CheckHostShards(const ArraySpec& spec, const std::vector<H
 }
 
 absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
-  std::vector<int64_t> sizes;  // of every host buffer, array by array
+  std::vector<std::optional<int64_t>> sizes;  // of every host buffer, array by array
   for (const HostArray& one : made) {
     HELMWAY_RETURN_IF_ERROR(CheckHostShards(one.spec, one.shards));
-    HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(one.spec.dtype));
+    if (one.spec.layout && !one.spec.layout->tiles().empty()) {
+      return absl::UnimplementedError(
+          absl::StrCat("the tiled layout ", one.spec.layout->ToText(), " for an array from the host"));
+    }
     for (const HostShards& shard : one.shards) {
-      HELMWAY_ASSIGN_OR_RETURN(const int64_t size, program::RegionSizeBytes(shard.dims, element_bytes,
-                                                                            AsSpan(shard.byte_strides)));
+      HELMWAY_ASSIGN_OR_RETURN(const std::optional<int64_t> size,
+                               HostBufferSize(one.spec.dtype, shard.dims, shard.byte_strides));
       sizes.push_back(size);
     }
   }
@@ -277,11 +325,11 @@ absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
 }
 
 void Session::HostBufferArrived(cluster::HostContents contents, Shards keep,
-                                std::shared_ptr<array::Arrival> arrival, int64_t expected_bytes,
+                                std::shared_ptr<array::Arrival> arrival,
+                                std::optional<int64_t> expected_bytes,
                                 absl::StatusOr<base::HostBytes> bytes) {
-  if (bytes.ok() && bytes->size != expected_bytes) {
-    bytes = absl::InvalidArgumentError(
-        absl::StrCat("the host buffer has ", bytes->size, " bytes, its array needs ", expected_bytes));
+  if (bytes.ok()) {
+    if (absl::Status status = CheckHostBytes(*bytes, contents, expected_bytes); !status.ok()) bytes = status;
   }
   if (bytes.ok()) {
     contents.bytes = *std::move(bytes);
@@ -298,16 +346,68 @@ void Session::HostBufferArrived(cluster::HostContents contents, Shards keep,
   FlushReleased();
 }
 
+// ---- Errors ----------------------------------------------------------------------------------------------
+
+absl::Status Session::HandleMakeErrorArrays(const MakeErrorArraysRequest& request, Reply& reply) {
+  if (request.array_specs_size() != request.array_handles_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(request.array_specs_size(), " array specs for ",
+                                                   request.array_handles_size(), " array handles"));
+  }
+  const absl::Status error = wire::StatusFromProto(request.error());
+  if (error.ok()) return absl::InvalidArgumentError("error arrays without an error");
+  std::vector<std::shared_ptr<const ArraySpec>> specs;
+  for (const xla::ifrt::ArraySpecProto& proto : request.array_specs()) {
+    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(proto.dtype(), proto.shape(), proto.sharding()));
+    if (proto.has_layout()) {
+      HELMWAY_RETURN_IF_ERROR(SetLayout(program::Layout::ParseText(proto.layout()), spec));
+    }
+    specs.push_back(std::make_shared<const ArraySpec>(std::move(spec)));
+  }
+  // They are arrays like any other, with buffers that fail, so that work on them fails where other work would
+  // that failed in time.
+  cluster::DeclareBuffers declare;
+  absl::Status bound;
+  auto& response = *reply.response.mutable_make_error_arrays_response();
+  {
+    base::MutexLock lock(&mu_);
+    for (size_t i = 0; i < specs.size(); ++i) {
+      ArrayRef array = NewArray(specs[i]);
+      const uint64_t handle = request.array_handles(static_cast<int>(i));
+      bound = Bind(handle, array);
+      if (!bound.ok()) break;
+      response.add_array_handles(handle);
+      const absl::Span<const int32_t> devices = specs[i]->sharding->devices();
+      for (size_t d = 0; d < devices.size(); ++d)
+        declare.targets.push_back({array->shards().at(d), devices[d]});
+    }
+  }
+  const cluster::BufferTargets targets = declare.targets;
+  link_->Declare(std::move(declare));
+  link_->Fail(targets, error);
+  reply.patient = true;
+  return bound;
+}
+
 // ---- Parts and compositions ------------------------------------------------------------------------------
 
-void Session::CopyShards(const Array& source, const Array& result) {
+void Session::CopyShards(const Array& source, const Array& result, bool default_layout) {
   cluster::CopyBuffers copy;
   copy.sources = source.shards().Names();
   copy.results = result.shards().Names();
   const absl::Span<const int32_t> devices = result.spec().sharding->devices();
   copy.devices.assign(devices.begin(), devices.end());
   copy.memory_kind = result.spec().sharding->memory_kind().value_or("");
+  copy.default_layout = default_layout;
   link_->Copy(std::move(copy));
+}
+
+ArrayRef Session::ShareOrCopy(ArraySpec spec, Shards shards, xla::ifrt::proto::ArrayCopySemantics semantics) {
+  ArrayRef shared =
+      base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), std::move(shards));
+  if (!IsAlwaysCopy(semantics)) return shared;
+  ArrayRef copied = NewArray(shared->shared_spec());
+  CopyShards(*shared, *copied, /*default_layout=*/false);
+  return copied;
 }
 
 absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArraysRequest& request,
@@ -348,6 +448,12 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
           absl::StrCat("shard ", i, " has the shape [", absl::StrJoin(part_spec.dims, ","),
                        "], its sharding says [", absl::StrJoin(*dims, ","), "]"));
     }
+    const int rank = static_cast<int>(part_spec.dims.size());
+    if (!parts.empty() &&
+        !array::IsPlaced(parts[0]->spec(), part_spec.layout.value_or(program::Layout::Default(rank)),
+                         part_spec.dims)) {
+      return absl::InvalidArgumentError("the shards have several layouts");
+    }
     parts.push_back(std::move(part));
   }
   spec.dtype = parts[0]->spec().dtype;
@@ -359,12 +465,7 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   }
   std::vector<const Shards*> shards;
   for (const ArrayRef& part : parts) shards.push_back(&part->shards());
-  ArrayRef array = base::MakeRef<Array>(std::make_shared<const ArraySpec>(spec), Shards::Join(shards));
-  if (IsAlwaysCopy(request.copy_semantics())) {
-    ArrayRef copied = NewArray(array->shared_spec());
-    CopyShards(*array, *copied);
-    array = std::move(copied);
-  }
+  ArrayRef array = ShareOrCopy(std::move(spec), Shards::Join(shards), request.copy_semantics());
   for (const ArrayRef& part : parts) array->AddArrivals(part->arrivals());
   HELMWAY_RETURN_IF_ERROR(Bind(request.result_handle(), array));
   if (IsDonate(request.copy_semantics())) {
@@ -396,8 +497,7 @@ absl::Status Session::HandleDisassemble(const DisassembleIntoSingleDeviceArraysR
     spec.dims.assign(dims.begin(), dims.end());
     HELMWAY_ASSIGN_OR_RETURN(spec.sharding,
                              program::Sharding::SingleDevice(sharding.devices()[i], sharding.memory_kind()));
-    ArrayRef part =
-        base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(i));
+    ArrayRef part = ShareOrCopy(std::move(spec), whole->shards().ShareOne(i), request.copy_semantics());
     part->AddArrivals(whole->arrivals());
     parts.push_back(std::move(part));
   }
@@ -419,8 +519,7 @@ absl::Status Session::HandleFullyReplicatedShard(const FullyReplicatedShardReque
   ArraySpec spec = whole->spec();
   HELMWAY_ASSIGN_OR_RETURN(spec.sharding,
                            program::Sharding::SingleDevice(sharding.devices()[0], sharding.memory_kind()));
-  ArrayRef shard =
-      base::MakeRef<Array>(std::make_shared<const ArraySpec>(std::move(spec)), whole->shards().ShareOne(0));
+  ArrayRef shard = ShareOrCopy(std::move(spec), whole->shards().ShareOne(0), request.copy_semantics());
   shard->AddArrivals(whole->arrivals());
   HELMWAY_RETURN_IF_ERROR(Bind(request.result_handle(), std::move(shard)));
   if (IsDonate(request.copy_semantics())) whole->Delete();
@@ -439,8 +538,11 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
   HELMWAY_RETURN_IF_ERROR(CheckDevices(device_ids));
   std::optional<absl::Span<const int32_t>> devices;
   if (!device_ids.empty()) devices = device_ids;
+  // A client that names devices has chosen the memory too, and names it unless it is their default one.
   std::optional<absl::string_view> memory_kind;
-  if (request.has_memory_kind()) memory_kind = request.memory_kind();
+  if (request.has_memory_kind() || devices) memory_kind = request.memory_kind();
+  // Such copies a client takes to have the default layout; elsewhere it takes them to keep theirs.
+  const bool default_layout = request.memory_kind() == kUnpinnedHost;
 
   base::MutexLock lock(&mu_);
   std::vector<ArrayRef> sources;
@@ -453,13 +555,17 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
     auto spec = std::make_shared<ArraySpec>(source->spec());
     HELMWAY_ASSIGN_OR_RETURN(spec->sharding,
                              source->spec().sharding->WithDevicesAndMemoryKind(devices, memory_kind));
-    const bool stays = *spec->sharding == *source->spec().sharding;
+    bool stays = *spec->sharding == *source->spec().sharding;
+    if (default_layout && spec->layout) {
+      stays = stays && spec->layout->IsDescending();
+      spec->layout.reset();
+    }
     ArrayRef result;
     if (stays && !IsAlwaysCopy(request.copy_semantics())) {
       result = base::MakeRef<Array>(std::move(spec), source->shards().Share());
     } else {
       result = NewArray(std::move(spec));
-      CopyShards(*source, *result);
+      CopyShards(*source, *result, default_layout);
     }
     result->AddArrivals(source->arrivals());
     results.push_back(std::move(result));
@@ -488,15 +594,14 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
     }
     if (request.has_byte_strides()) {
       format.byte_strides = Strides(true, request.byte_strides());
-      HELMWAY_ASSIGN_OR_RETURN(const int64_t element_bytes, wire::HostBytesPerElement(spec.dtype));
-      HELMWAY_ASSIGN_OR_RETURN(const int64_t region, program::RegionSizeBytes(spec.dims, element_bytes,
-                                                                              AsSpan(format.byte_strides)));
-      HELMWAY_ASSIGN_OR_RETURN(const int64_t dense,
-                               program::RegionSizeBytes(spec.dims, element_bytes, std::nullopt));
+      HELMWAY_ASSIGN_OR_RETURN(const std::optional<int64_t> region,
+                               HostBufferSize(spec.dtype, spec.dims, format.byte_strides));
+      HELMWAY_ASSIGN_OR_RETURN(const std::optional<int64_t> dense,
+                               HostBufferSize(spec.dtype, spec.dims, std::nullopt));
       // Only gaps can make it larger than the array, which is in memory already.
-      if (region > dense && region > host_buffers_->limit_bytes()) {
-        return absl::ResourceExhaustedError(absl::StrCat("a read of ", dense, " bytes into a region of ",
-                                                         region, "; host buffers may hold ",
+      if (region && dense && *region > *dense && *region > host_buffers_->limit_bytes()) {
+        return absl::ResourceExhaustedError(absl::StrCat("a read of ", *dense, " bytes into a region of ",
+                                                         *region, "; host buffers may hold ",
                                                          host_buffers_->limit_bytes()));
       }
     }
@@ -546,6 +651,8 @@ absl::Status Session::HandleDeleteArray(const DeleteArrayRequest& request, Reply
     if (it == arrays_.end()) {
       first_error.Update(absl::NotFoundError(absl::StrCat("no array has the handle ", handle)));
     } else {
+      // The buffers go, also where other arrays share them.
+      if (it->second->status().ok()) released_.push_back(it->second->shards().Names());
       it->second->Delete();
     }
   }

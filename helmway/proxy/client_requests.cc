@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
+#include "helmway/program/layout.h"
 #include "helmway/program/strides.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/proxy/session.h"
@@ -114,11 +115,17 @@ absl::Status Session::HandleGetDefaultDeviceAssignment(const GetDefaultDeviceAss
 }
 
 absl::Status Session::HandleGetDefaultLayout(const GetDefaultLayoutRequest& request, Reply& reply) {
-  HELMWAY_RETURN_IF_ERROR(wire::GetDTypeFacts(request.dtype().kind()).status());
+  HELMWAY_ASSIGN_OR_RETURN(const wire::DTypeFacts dtype, wire::GetDTypeFacts(request.dtype().kind()));
   HELMWAY_RETURN_IF_ERROR(CheckDevices({request.device_id()}));
   std::vector<int64_t> dims(request.dims().begin(), request.dims().end());
   HELMWAY_RETURN_IF_ERROR(program::ElementCount(dims).status());
-  HELMWAY_ASSIGN_OR_RETURN(std::string text, proxy_->worker().DefaultLayout(request.dtype().kind(), dims));
+  std::string text;
+  if (dtype.host_bytes <= 0) {
+    // No plugin is asked about tokens and strings.
+    text = program::Layout::Default(static_cast<int>(dims.size())).ToText();
+  } else {
+    HELMWAY_ASSIGN_OR_RETURN(text, proxy_->worker().DefaultLayout(request.dtype().kind(), dims));
+  }
   reply.response.mutable_get_default_layout_response()->set_serialized_pjrt_layout(std::move(text));
   return absl::OkStatus();
 }

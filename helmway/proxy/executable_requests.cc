@@ -95,6 +95,11 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   if (request.device_ids_size() > 0) {
     return absl::UnimplementedError("LoadedExecutableExecuteRequest with device_ids (portable executables)");
   }
+  if (request.execute_options().version_number() != 0) {
+    return absl::UnimplementedError(absl::StrCat("execute options of format version ",
+                                                 request.execute_options().version_number(),
+                                                 " (version 0 is supported)"));
+  }
   if (static_cast<size_t>(request.args_handles_size()) != spec.parameters.size()) {
     return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " takes ", spec.parameters.size(),
                                                    " arguments, got ", request.args_handles_size()));
@@ -124,13 +129,25 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     }
     absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
     absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
-    if (!type.ok() || *type != spec.parameters[i].element_type ||
-        (dims.ok() && *dims != spec.parameters[i].shard_dims)) {
+    // On CPU JAX keeps empty arrays of booleans for tokens; the plugin takes them too.
+    const bool stands_for_token = spec.parameters[i].is_token &&
+                                  argument_spec.dtype == xla::ifrt::DTypeProto::KIND_PRED && dims.ok() &&
+                                  *dims == std::vector<int64_t>{0};
+    if (!stands_for_token && (!type.ok() || *type != spec.parameters[i].element_type ||
+                              (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
       return absl::InvalidArgumentError(
           absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
                        wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
                        "], the program wants ", xla::PrimitiveType_Name(spec.parameters[i].element_type), "[",
                        absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
+    }
+    // The plugin takes the bytes as they lie.
+    const program::Layout& wanted = spec.parameters[i].layout;
+    if (!stands_for_token && !array::IsPlaced(argument_spec, wanted, spec.parameters[i].shard_dims)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("argument ", i, " of program ", spec.name, " has the layout ",
+                       argument_spec.layout ? argument_spec.layout->ToText() : "by default",
+                       ", the program wants ", wanted.ToText()));
     }
     launch.arguments.push_back(argument->shards().Names());
     for (const auto& arrival : argument->arrivals()) {

@@ -147,7 +147,7 @@ absl::Status Session::HandleRemapArrays(const RemapArraysRequest& request, Reply
         base::MakeRef<Array>(std::make_shared<const ArraySpec>(outputs[o]), Gather(arrays, sources[o]));
     if (IsAlwaysCopy(request.copy_semantics())) {
       ArrayRef copied = NewArray(result->shared_spec());
-      CopyShards(*result, *copied);
+      CopyShards(*result, *copied, /*default_layout=*/false);
       result = std::move(copied);
     }
     for (const int32_t input : used) result->AddArrivals(arrays[static_cast<size_t>(input)]->arrivals());

@@ -171,8 +171,9 @@ absl::Status Session::Dispatch(IfrtRequest& request, Reply& reply) {
       return HandleGetDefaultLayout(request.get_default_layout_request(), reply);
 
     case IfrtRequest::kMakeErrorArraysRequest: {
-      const absl::Status status = absl::UnimplementedError("MakeErrorArraysRequest is not supported yet");
-      BindErrors(request.make_error_arrays_request().array_handles(), status);
+      const auto& r = request.make_error_arrays_request();
+      absl::Status status = HandleMakeErrorArrays(r, reply);
+      if (!status.ok()) BindErrors(r.array_handles(), status);
       return status;
     }
     case IfrtRequest::REQUEST_NOT_SET:

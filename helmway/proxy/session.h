@@ -23,6 +23,7 @@
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/proxy/host_buffers.h"
+#include "helmway/wire/ifrt_array.pb.h"
 #include "helmway/wire/ifrt_session.pb.h"
 
 namespace helmway::proxy {
@@ -99,6 +100,7 @@ class Session final : public net::SessionHandler,
                                              Reply& reply);
   absl::Status HandleMakeArraysFromHostBufferShards(
       const xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest& request, Reply& reply);
+  absl::Status HandleMakeErrorArrays(const xla::ifrt::proxy::MakeErrorArraysRequest& request, Reply& reply);
   absl::Status HandleAssembleArray(
       const xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest& request, Reply& reply);
   absl::Status HandleDisassemble(const xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest& request,
@@ -187,9 +189,13 @@ class Session final : public net::SessionHandler,
   absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::ArraySpecProto& proto) const;
   absl::Status CheckDevices(absl::Span<const int32_t> devices) const;
   void HostBufferArrived(cluster::HostContents contents, array::Shards keep,
-                         std::shared_ptr<array::Arrival> arrival, int64_t expected_bytes,
+                         std::shared_ptr<array::Arrival> arrival, std::optional<int64_t> expected_bytes,
                          absl::StatusOr<base::HostBytes> bytes);
-  void CopyShards(const array::Array& source, const array::Array& result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // An array of these buffers, or of copies of them.
+  ArrayRef ShareOrCopy(array::ArraySpec spec, array::Shards shards,
+                       xla::ifrt::proto::ArrayCopySemantics semantics) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CopyShards(const array::Array& source, const array::Array& result, bool default_layout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // ---- Arrays made of the shards of others (reshard_requests.cc) ----
   // The kind of memory that a shard of such a sharding lies in on a device.

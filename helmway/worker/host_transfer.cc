@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "helmway/base/status.h"
 #include "helmway/program/strides.h"
+#include "helmway/wire/ifrt_types.pb.h"
 
 namespace helmway::worker {
 namespace {
@@ -22,6 +23,25 @@ pjrt::ElementType TypeOf(const cluster::HostContents& contents) {
 bool IsStrided(const cluster::HostContents& contents) {
   return contents.byte_strides.has_value() &&
          !program::IsDense(contents.dims, pjrt::HostElementBytes(TypeOf(contents)), *contents.byte_strides);
+}
+
+// The memory of that kind (empty: null, for the device's default).
+absl::StatusOr<const pjrt::Memory*> FindMemory(const pjrt::Device* device, const std::string& kind) {
+  if (kind.empty()) return nullptr;
+  const pjrt::Memory* memory = device->FindMemory(kind);
+  if (memory != nullptr) return memory;
+  return absl::InvalidArgumentError(
+      absl::StrCat("device ", device->id(), " has no memory of kind \"", kind, "\""));
+}
+
+void FinishWhenReady(pjrt::Buffer buffer, const SlotRef& slot) {
+  slot->buffer = std::move(buffer);
+  absl::StatusOr<pjrt::Event> ready = slot->buffer.ReadyEvent();
+  if (!ready.ok()) {
+    slot->ready->Finish(ready.status());
+    return;
+  }
+  ready->OnReady([slot](const absl::Status& status) { slot->ready->Finish(status); });
 }
 
 // A buffer whose memory a reader outside the plugin looks at. The members are dropped in reverse order: the
@@ -75,6 +95,7 @@ void ReadDense(ReadHold slot, base::HostMemoryPool* pool,
 
 bool FillIsSlow(const cluster::HostContents& contents) {
   return contents.bytes.size > kSlowFillBytes &&
+         contents.element_type != xla::ifrt::DTypeProto::KIND_STRING &&
          (IsStrided(contents) || contents.minor_to_major.has_value() ||
           pjrt::ElementBits(TypeOf(contents)) < 8);
 }
@@ -88,13 +109,17 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
   if (IsStrided(contents)) args.byte_strides = *contents.byte_strides;
   if (contents.minor_to_major) args.minor_to_major = *contents.minor_to_major;
   args.device = device;
-  if (!contents.memory_kind.empty()) {
-    args.memory = device->FindMemory(contents.memory_kind);
-    if (args.memory == nullptr) {
-      slot->ready->Finish(absl::InvalidArgumentError(
-          absl::StrCat("device ", device->id(), " has no memory of kind \"", contents.memory_kind, "\"")));
-      return;
-    }
+  absl::StatusOr<const pjrt::Memory*> memory = FindMemory(device, contents.memory_kind);
+  if (!memory.ok()) {
+    slot->ready->Finish(memory.status());
+    return;
+  }
+  args.memory = *memory;
+  if (contents.element_type == xla::ifrt::DTypeProto::KIND_STRING) {
+    slot->strings = contents.bytes;
+    slot->strings->exclusive = false;
+    slot->ready->Finish(absl::OkStatus());
+    return;
   }
   // Only bytes that nobody else sees may become an output in place later.
   args.semantics = contents.bytes.exclusive && contents.targets.size() == 1
@@ -107,13 +132,18 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
     return;
   }
   result->done_with_host_buffer.OnReady([owner = contents.bytes.owner](const absl::Status&) {});
-  slot->buffer = std::move(result->buffer);
-  absl::StatusOr<pjrt::Event> ready = slot->buffer.ReadyEvent();
-  if (!ready.ok()) {
-    slot->ready->Finish(ready.status());
-    return;
+  FinishWhenReady(std::move(result->buffer), slot);
+}
+
+void FillSlotWithToken(TokenMaker& tokens, const pjrt::Device* device, const std::string& memory_kind,
+                       const SlotRef& slot) {
+  absl::Status status = FindMemory(device, memory_kind).status();
+  if (status.ok()) {
+    absl::StatusOr<pjrt::Buffer> token = tokens.Make(device);
+    if (token.ok()) return FinishWhenReady(*std::move(token), slot);
+    status = token.status();
   }
-  ready->OnReady([slot](const absl::Status& status) { slot->ready->Finish(status); });
+  slot->ready->Finish(std::move(status));
 }
 
 std::optional<pjrt::ExternalReference> HostView(const pjrt::Buffer& buffer) {
@@ -129,9 +159,12 @@ std::optional<pjrt::ExternalReference> HostView(const pjrt::Buffer& buffer) {
 
 void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemoryPool* pool,
               absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) {
+  if (slot->strings) return done(*slot->strings);
   const pjrt::Buffer& buffer = slot->buffer;
   if (buffer.IsDeleted()) return done(absl::InvalidArgumentError("Array has been deleted."));
   const pjrt::ElementType type = buffer.element_type();
+  if (type == pjrt::ElementType::kToken)
+    return done(absl::InvalidArgumentError("a token has no contents to read"));
   const int64_t element_bytes = pjrt::HostElementBytes(type);
   const std::vector<int64_t> dims(buffer.dimensions().begin(), buffer.dimensions().end());
 
@@ -167,6 +200,32 @@ void ReadSlot(ReadHold slot, const cluster::ReadFormat& format, base::HostMemory
     }
   }
   ReadDense(std::move(slot), pool, std::move(done));
+}
+
+bool HasDefaultLayout(const pjrt::Buffer& buffer) {
+  if (buffer.element_type() == pjrt::ElementType::kToken) return true;
+  absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
+  return layout.ok() && layout->IsDenseRowMajor();
+}
+
+void CopyByWayOfHost(const pjrt::Client& client, ReadHold source, const pjrt::Device* device,
+                     const std::string& memory_kind, base::HostMemoryPool* pool, const SlotRef& result) {
+  cluster::HostContents contents;
+  contents.targets.push_back({});
+  contents.element_type = static_cast<cluster::ElementType>(source->buffer.element_type());
+  const absl::Span<const int64_t> dims = source->buffer.dimensions();
+  contents.dims.assign(dims.begin(), dims.end());
+  contents.memory_kind = memory_kind;
+  ReadDense(std::move(source), pool,
+            [&client, device, contents = std::move(contents),
+             result](absl::StatusOr<base::HostBytes> bytes) mutable {
+              if (!bytes.ok()) {
+                result->ready->Finish(bytes.status());
+                return;
+              }
+              contents.bytes = *std::move(bytes);
+              FillSlot(client, device, contents, result);
+            });
 }
 
 }  // namespace helmway::worker

@@ -24,6 +24,7 @@ absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQue
     if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
     }
+    if (!argument->buffer) return absl::InvalidArgumentError("strings cannot be arguments of an XLA program");
   }
   return absl::OkStatus();
 }

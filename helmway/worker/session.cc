@@ -7,6 +7,7 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/program/executable_spec.h"
+#include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
 #include "helmway/worker/assembly.h"
@@ -23,6 +24,18 @@ absl::Status SessionEnded() { return absl::CancelledError("the session has ended
 absl::Status Consumed() {
   return absl::InvalidArgumentError(
       "Array has been deleted or donated: an earlier run of a program consumed it.");
+}
+
+absl::Status DonatedTwice(int32_t first, int32_t second) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("Attempt to donate the same buffer twice in Execute(): as arguments ", first, " and ",
+                   second, ", like f(donate(a), donate(a))"));
+}
+
+absl::Status UsedAndDonated(int32_t donated, int32_t used) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Attempt to use a buffer that was previously donated in the same call to Execute(): argument ", donated,
+      " donates what argument ", used, " uses, like f(donate(a), a)"));
 }
 
 // Calls `done` once when all slots are done, failed or not: on this thread, or where the last one is
@@ -94,6 +107,10 @@ absl::StatusOr<program::ExecutableSpec> Describe(const pjrt::LoadedExecutable& e
 // What a buffer is, without its bytes.
 absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
   cluster::HostContents contents;
+  if (slot.strings) {
+    contents.element_type = xla::ifrt::DTypeProto::KIND_STRING;
+    return contents;
+  }
   contents.element_type = static_cast<cluster::ElementType>(slot.buffer.element_type());
   const absl::Span<const int64_t> dims = slot.buffer.dimensions();
   contents.dims.assign(dims.begin(), dims.end());
@@ -121,9 +138,7 @@ SlotRef Session::FindLocked(cluster::BufferId id) {
 SlotRef Session::FindOrFailed(cluster::BufferId id) {
   if (SlotRef slot = FindLocked(id)) return slot;
   return base::MakeRef<Slot>(
-      async::DoneCompletion(
-          closed_ ? SessionEnded()
-                  : absl::InvalidArgumentError(absl::StrCat("Array has been deleted. (buffer ", id, ")"))),
+      async::DoneCompletion(closed_ ? SessionEnded() : absl::InvalidArgumentError("Array has been deleted.")),
       nullptr);
 }
 
@@ -165,13 +180,20 @@ void Session::FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId
     }
     work.emplace_back(std::move(slot), queue->device());
   }
+  const bool token = contents.element_type == xla::ifrt::DTypeProto::KIND_TOKEN;
   const bool slow = FillIsSlow(contents);
-  auto fill = [self = shared_from_this(), work, contents = std::move(contents)] {
-    for (const auto& [slot, device] : work) FillSlot(self->worker_->client(), device, contents, slot);
+  auto fill = [self = shared_from_this(), work, token, contents = std::move(contents)] {
+    for (const auto& [slot, device] : work) {
+      if (token) {
+        FillSlotWithToken(self->worker_->tokens(), device, contents.memory_kind, slot);
+      } else {
+        FillSlot(self->worker_->client(), device, contents, slot);
+      }
+    }
   };
-  if (!slow) {
+  if (!slow && !token) {
     fill();
-  } else if (!worker_->transfers().Post(std::move(fill))) {
+  } else if (!(token ? worker_->compilers() : worker_->transfers()).Post(std::move(fill))) {
     for (const auto& [slot, device] : work) {
       slot->ready->Finish(absl::ResourceExhaustedError("too many transfers from the host wait"));
     }
@@ -217,6 +239,7 @@ void Session::Execute(cluster::Launch launch) {
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
   bool held;
+  absl::Status conflict;
   {
     base::MutexLock lock(&mu_);
     for (size_t d = 0; d < devices; ++d) {
@@ -229,14 +252,31 @@ void Session::Execute(cluster::Launch launch) {
       part.kept_arguments.assign(launch.kept.begin(), launch.kept.end());
       for (const int32_t a : launch.donated) {
         Slot& slot = *part.arguments[static_cast<size_t>(a)];
+        if (slot.consumer == record.get()) conflict.Update(DonatedTwice(slot.consumed_as, a));
         slot.consumed.store(true, std::memory_order_relaxed);
+        slot.consumer = record.get();
+        slot.consumed_as = a;
         if (slot.readers.load() > 0) part.kept_arguments.push_back(a);
+      }
+      if (!launch.donated.empty()) {
+        for (size_t a = 0; a < part.arguments.size(); ++a) {
+          const Slot& slot = *part.arguments[a];
+          if (slot.consumer == record.get() && slot.consumed_as != static_cast<int32_t>(a)) {
+            conflict.Update(UsedAndDonated(slot.consumed_as, static_cast<int32_t>(a)));
+          }
+        }
       }
       part.results.reserve(launch.results.size());
       for (const cluster::BufferNames& names : launch.results) {
         SlotRef slot = base::MakeRef<Slot>(part.done, program->queues[d]);
         if (!closed_) slots_[names.at(d)] = slot;
         part.results.push_back(std::move(slot));
+      }
+    }
+    // On one device the plugin would refuse the run and on others begin it, so that they wait for the first.
+    if (!conflict.ok()) {
+      for (LaunchPart& part : parts) {
+        part.arguments[0] = base::MakeRef<Slot>(async::DoneCompletion(conflict), nullptr);
       }
     }
     held = launch.held && !closed_;
@@ -285,22 +325,32 @@ void Session::Copy(cluster::CopyBuffers command) {
       result->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
       continue;
     }
-    const pjrt::Memory* memory = command.memory_kind.empty()
-                                     ? queue->device()->default_memory()
-                                     : queue->device()->FindMemory(command.memory_kind);
+    const pjrt::Device* device = queue->device();
+    const pjrt::Memory* memory =
+        command.memory_kind.empty() ? device->default_memory() : device->FindMemory(command.memory_kind);
     if (memory == nullptr) {
       result->ready->Finish(absl::InvalidArgumentError(absl::StrCat(
           "device ", command.devices[i], " has no memory of kind \"", command.memory_kind, "\"")));
       continue;
     }
     source->ready->OnDone([self = shared_from_this(), hold = std::make_shared<ReadHold>(source), result,
-                           memory](const absl::Status& status) mutable {
+                           device, memory,
+                           default_layout = command.default_layout](const absl::Status& status) mutable {
       if (!status.ok()) {
         result->ready->Finish(status);
         return;
       }
+      if ((*hold)->strings) {
+        result->strings = (*hold)->strings;
+        result->ready->Finish(absl::OkStatus());
+        return;
+      }
       // The plugin call is not for the thread that finished the source, nor for the command thread.
-      auto copy = [hold = std::move(hold), result, memory] {
+      auto copy = [self, hold = std::move(hold), result, device, memory, default_layout] {
+        if (default_layout && !HasDefaultLayout((*hold)->buffer)) {
+          return CopyByWayOfHost(self->worker_->client(), std::move(*hold), device, memory->kind(),
+                                 &self->worker_->host_memory(), result);
+        }
         absl::StatusOr<pjrt::Buffer> buffer = (*hold)->buffer.CopyToMemory(memory);
         if (!buffer.ok()) {
           result->ready->Finish(buffer.status());
@@ -358,7 +408,7 @@ void Session::Send(cluster::SendBuffers command) {
 void Session::Receive(cluster::ReceiveBuffers command) {
   for (size_t i = 0; i < command.devices.size(); ++i) {
     const cluster::BufferId buffer = command.results.at(i);
-    Receiving receiving{command.devices[i], command.memory_kind,
+    Receiving receiving{command.devices[i], command.memory_kind, command.default_layout,
                         base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr)};
     absl::StatusOr<cluster::HostContents> contents;
     {
@@ -399,6 +449,7 @@ void Session::BindReceived(Receiving receiving, absl::StatusOr<cluster::HostCont
     return;
   }
   contents->memory_kind = std::move(receiving.memory_kind);
+  if (receiving.default_layout) contents->minor_to_major.reset();
   FillSlots({{std::move(receiving.slot), receiving.device}}, *std::move(contents));
 }
 

@@ -62,6 +62,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   struct Receiving {
     cluster::DeviceId device;
     std::string memory_kind;
+    bool default_layout = false;
     SlotRef slot;
   };
   SlotRef FindLocked(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -2,22 +2,26 @@
 #define HELMWAY_WORKER_SLOT_H_
 
 #include <atomic>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "helmway/async/completion.h"
+#include "helmway/base/host_memory.h"
 #include "helmway/base/ref_counted.h"
 #include "helmway/pjrt/buffer.h"
 
 namespace helmway::worker {
 
 class DeviceQueue;
+class LaunchRecord;
 
 // The place of one named buffer: made when a command names it, bound to a plugin buffer later, or never.
 //
-// Who may touch `buffer`: the maker until `ready` is done (a launch's results belong to the thread of their
-// device queue, and later launches of the same queue may use them before they are ready, since the plugin
-// orders its own work); everybody for reading after `ready` is done without error.
-// If `ready` failed the buffer may be empty.
+// Who may touch `buffer` and `strings`: the maker until `ready` is done (a launch's results belong to the
+// thread of their device queue, and later launches of the same queue may use them before they are ready,
+// since the plugin orders its own work); everybody for reading after `ready` is done without error. If
+// `ready` failed both may be empty.
 class Slot final : public base::RefCounted<Slot> {
  public:
   // `producer`: the device queue whose launch will bind the slot; null if the contents come from elsewhere.
@@ -27,6 +31,8 @@ class Slot final : public base::RefCounted<Slot> {
   const async::CompletionRef ready;
   const DeviceQueue* const producer;
   pjrt::Buffer buffer;
+  // In place of `buffer` for strings, which no plugin holds: serialized xla.ifrt.proto.StringArrayContents.
+  std::optional<base::HostBytes> strings;
   // Declared for bytes from the host. Set before others see the slot.
   bool awaits_host = false;
 
@@ -35,6 +41,9 @@ class Slot final : public base::RefCounted<Slot> {
   std::atomic<int> readers{0};
   // A launch that was commanded earlier consumes the buffer. Set by the session's command thread.
   std::atomic<bool> consumed{false};
+  // Which launch that is, and as which of its arguments. Of the session's command thread.
+  const LaunchRecord* consumer = nullptr;
+  int32_t consumed_as = 0;
 };
 
 using SlotRef = base::Ref<Slot>;

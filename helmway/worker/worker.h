@@ -15,6 +15,7 @@
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
+#include "helmway/worker/token.h"
 
 namespace helmway::worker {
 
@@ -61,6 +62,7 @@ class Worker final : public cluster::WorkerLink {
   DeviceQueue* queue(cluster::DeviceId device) const;
   Sequencer& sequencer() { return sequencer_; }
   CustomCalls& custom_calls() { return *custom_calls_; }
+  TokenMaker& tokens() { return *tokens_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   // Copies within host memory, which may be long.
@@ -76,6 +78,7 @@ class Worker final : public cluster::WorkerLink {
   // client.
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
+  std::unique_ptr<TokenMaker> tokens_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   std::shared_ptr<cluster::PeerSender> peers_;

@@ -19,6 +19,8 @@
 #include "helmway/net/remote_worker.h"
 #include "helmway/net/worker_service.h"
 #include "helmway/pjrt/pjrt_testing.h"
+#include "helmway/wire/ifrt_array.pb.h"
+#include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/worker/host_transfer.h"
 #include "helmway/worker/link_testing.h"
 
@@ -593,6 +595,26 @@ TEST_P(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
   EXPECT_THAT(read.Wait().status().code(), AnyOf(kCancelled, kInvalid));
 }
 
+// The first of two arguments is donated, or both. With an all-reduce, so that no device can go on alone.
+std::string AddAndSum(bool both) {
+  return absl::StrCat(R"(
+module @add_and_sum attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(
+      %a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}", tf.aliasing_output = 0 : i32},
+      %b: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}")",
+                      both ? ", tf.aliasing_output = 1 : i32" : "", R"(})
+      -> (tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}, tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"},
+          tensor<f32> {mhlo.sharding = "{replicated}"}) {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %0 = stablehlo.add %a, %b : tensor<8xf32>
+    %1 = stablehlo.subtract %a, %b : tensor<8xf32>
+    %2 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0]
+        : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
+    return %0, %1, %2 : tensor<8xf32>, tensor<8xf32>, tensor<f32>
+  }
+})");
+}
+
 // ---- Donation ------------------------------------------------------------------------------------------
 
 TEST_P(WorkerTest, AChainOfDonations) {
@@ -622,6 +644,34 @@ TEST_P(WorkerTest, UseAfterDonationFails) {
     EXPECT_EQ(Read(*session_, copy).status().code(), kInvalid);
     EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2, 3));
   }
+}
+
+TEST_P(WorkerTest, DonatedAndUsedInOneLaunch) {
+  CompileOk(*session_, 1, AddAndSum(/*both=*/false), {0, 1, 2, 3});
+  CompileOk(*session_, 2, AddAndSum(/*both=*/true), {0, 1, 2, 3});
+  PutSharded(*session_, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+  PutSharded(*session_, 11, {1, 2, 3, 4, 5, 6, 7, 8});
+  const std::vector<BufferNames> results = {{21, 4, {}}, {25, 4, {}}, {29, 4, {}}};
+  // Only the third device's shard is in both. The others must not begin.
+  const StatusAnswer used = Execute(
+      *session_, {.arguments = {{1, 4, {}}, {0, 0, {11, 12, 3, 14}}}, .results = results, .donated = {0}});
+  EXPECT_EQ(used.Wait().code(), kInvalid);
+  EXPECT_THAT(std::string(used.Wait().message()), HasSubstr("previously donated in the same call"));
+  EXPECT_EQ(Read(*session_, 21).status(), used.Wait());
+  PutSharded(*session_, 31, {1, 2, 3, 4, 5, 6, 7, 8});
+  const StatusAnswer twice = Execute(*session_, {.executable = 2,
+                                                 .arguments = {{31, 4, {}}, {0, 0, {31, 12, 13, 14}}},
+                                                 .results = {{41, 4, {}}, {45, 4, {}}, {49, 4, {}}},
+                                                 .donated = {0, 1}});
+  EXPECT_EQ(twice.Wait().code(), kInvalid);
+  EXPECT_THAT(std::string(twice.Wait().message()), HasSubstr("donate the same buffer twice"));
+  EXPECT_EQ(Read(*session_, 52).status(), twice.Wait());
+  // Where nothing is donated, one buffer may be several arguments.
+  CompileOk(*session_, 3, kAdd, {0});
+  Put(*session_, 60, {1, 2, 3, 4});
+  Execute(*session_, {.executable = 3, .arguments = {One(60), One(60)}, .results = {One(61)}});
+  EXPECT_THAT(ReadOk(*session_, 61), ElementsAre(2, 4, 6, 8));
+  ExpectCollectivesRun();
 }
 
 TEST_P(WorkerTest, DonationWhileAReadIsHeld) {
@@ -804,6 +854,33 @@ TEST_P(WorkerTest, CopiesBetweenDevicesAndMemories) {
   }
 }
 
+TEST_P(WorkerTest, CopiesInTheDefaultLayout) {
+  cluster::HostContents contents = Contents(1, {1, 2, 3, 4, 5, 6}, devices_[0]);
+  contents.dims = {2, 3};
+  contents.minor_to_major = {{0, 1}};
+  Declare(*session_, 1, devices_[0]);
+  session_->Fill(std::move(contents));
+  const auto copy = [&](BufferId from, BufferId to, bool default_layout) {
+    session_->Copy({.sources = One(from),
+                    .results = One(to),
+                    .devices = {devices_[1]},
+                    .memory_kind = "unpinned_host",
+                    .default_layout = default_layout});
+    EXPECT_THAT(ReadOk(*session_, to), ElementsAre(1, 2, 3, 4, 5, 6));
+  };
+  copy(1, 2, false);
+  copy(1, 3, true);
+  copy(3, 4, true);
+  // A program that was compiled for row-major arrays takes the bytes as they lie.
+  CompileOk(*session_, 1, R"(module @pass {
+    func.func public @main(%a: tensor<2x3xf32>) -> tensor<2x3xf32> { return %a : tensor<2x3xf32> } })",
+            {1});
+  for (const BufferId id : {2, 3, 4}) Execute(*session_, {.arguments = {One(id)}, .results = {One(10 + id)}});
+  EXPECT_THAT(ReadOk(*session_, 12), ElementsAre(1, 4, 2, 5, 3, 6));
+  EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(ReadOk(*session_, 14), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
 TEST_P(WorkerTest, FillsInAnyMemory) {
   BufferId next = 1;
   for (const cluster::MemoryInfo& memory : link_->info().memories) {
@@ -836,6 +913,88 @@ TEST_P(WorkerTest, CopiesThatCannotBeDone) {
   EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
   session_->Copy({.sources = One(50), .results = One(4), .devices = {0}, .memory_kind = ""});
   EXPECT_EQ(Read(*session_, 4).status().code(), kInvalid);
+}
+
+// ---- What no plugin takes from the host ------------------------------------------------------------------
+
+TEST_P(WorkerTest, StringsStayWithTheWorker) {
+  xla::ifrt::proto::StringArrayContents contents;
+  contents.add_strings("one");
+  contents.add_strings(std::string("\0\xff", 2));
+  const std::string serialized = contents.SerializeAsString();
+  const std::vector<char> bytes(serialized.begin(), serialized.end());
+  const auto fill = [&](std::vector<BufferId> ids, const std::string& memory_kind) {
+    cluster::HostContents strings;
+    for (const BufferId id : ids) {
+      Declare(*session_, id, devices_[id % 4]);
+      strings.targets.push_back({id, devices_[id % 4]});
+    }
+    strings.element_type = xla::ifrt::DTypeProto::KIND_STRING;
+    strings.dims = {2};
+    strings.memory_kind = memory_kind;
+    strings.bytes = Bytes(bytes);
+    session_->Fill(std::move(strings));
+  };
+  fill({1, 2}, "");
+  fill({3}, "pinned_host");
+  fill({4}, "drum");
+  for (const BufferId id : {1, 2, 3}) EXPECT_EQ(ReadOk<char>(*session_, id), bytes);
+  EXPECT_EQ(Read(*session_, 4).status().code(), kInvalid);
+
+  // Copies of them, also of what is deleted or not here yet.
+  session_->Copy({.sources = One(1), .results = One(11), .devices = {devices_[3]}, .memory_kind = ""});
+  session_->Copy(
+      {.sources = One(11), .results = One(12), .devices = {devices_[0]}, .memory_kind = "pinned_host"});
+  session_->Delete({One(1), One(11)});
+  EXPECT_EQ(ReadOk<char>(*session_, 12), bytes);
+  Declare(*session_, 20);
+  session_->Copy({.sources = One(20), .results = One(21), .devices = {devices_[1]}, .memory_kind = ""});
+  session_->Fail({{20, 0}}, absl::DataLossError("lost"));
+  EXPECT_EQ(Read(*session_, 21).status(), absl::DataLossError("lost"));
+
+  CompileOk(*session_, 1, AddOne(2));
+  EXPECT_EQ(Execute(*session_, {.arguments = {One(12)}, .results = {One(13)}}).Wait().code(), kInvalid);
+  EXPECT_THAT(std::string(Read(*session_, 13).status().message()), HasSubstr("strings"));
+}
+
+TEST_P(WorkerTest, TokensComeFromTheHostAndFromPrograms) {
+  CompileOk(*session_, 1, R"(module @pass { func.func public @main(%t: !stablehlo.token, %a: tensor<2xf32>)
+      -> (!stablehlo.token, tensor<2xf32>) {
+    %0 = stablehlo.after_all %t : !stablehlo.token
+    return %0, %a : !stablehlo.token, tensor<2xf32>
+  } })",
+            {1});
+  for (const BufferId id : {1, 2}) {
+    cluster::HostContents token;
+    token.targets = {{id, devices_[1]}};
+    token.element_type = xla::ifrt::DTypeProto::KIND_TOKEN;
+    token.bytes = Bytes<char>({});
+    Declare(*session_, id, devices_[1]);
+    session_->Fill(std::move(token));
+  }
+  Put(*session_, 3, {1, 2}, devices_[1]);
+  Execute(*session_, {.arguments = {One(1), One(3)}, .results = {One(10), One(11)}});
+  Execute(*session_, {.arguments = {One(10), One(11)}, .results = {One(12), One(13)}});
+  EXPECT_TRUE(Await(*session_, {One(2), One(10), One(12)}).Wait().ok());
+  EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(1, 2));
+  // There is nothing to read, but they can be moved.
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+  EXPECT_EQ(Read(*session_, 12).status().code(), kInvalid);
+  session_->Copy({.sources = One(12), .results = One(20), .devices = {devices_[0]}, .memory_kind = ""});
+  session_->Copy({.sources = One(20), .results = One(21), .devices = {devices_[1]}, .memory_kind = ""});
+  Execute(*session_, {.arguments = {One(21), One(13)}, .results = {One(22), One(23)}});
+  EXPECT_TRUE(Await(*session_, {One(20), One(21), One(22)}).Wait().ok());
+  EXPECT_THAT(ReadOk(*session_, 23), ElementsAre(1, 2));
+  // Empty arrays of booleans stand for tokens in JAX on CPU.
+  cluster::HostContents empty;
+  empty.targets = {{30, devices_[1]}};
+  empty.element_type = xla::ifrt::DTypeProto::KIND_PRED;
+  empty.dims = {0};
+  empty.bytes = Bytes<char>({});
+  Declare(*session_, 30, devices_[1]);
+  session_->Fill(std::move(empty));
+  Execute(*session_, {.arguments = {One(30), One(13)}, .results = {One(31), One(32)}});
+  EXPECT_THAT(ReadOk(*session_, 32), ElementsAre(1, 2));
 }
 
 // ---- Names ---------------------------------------------------------------------------------------------
