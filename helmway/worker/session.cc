@@ -106,9 +106,10 @@ void Session::Fill(cluster::HostContents contents) {
     for (const cluster::BufferTarget& target : contents.targets) {
       SlotRef slot = FindLocked(target.buffer);
       if (!slot) continue;
+      slot->user_context = contents.user_context;
       const DeviceQueue* queue = worker_->queue(target.device);
       if (queue == nullptr) {
-        slot->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", target.device)));
+        slot->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", target.device)));
         continue;
       }
       work.emplace_back(std::move(slot), queue->device());
@@ -129,7 +130,7 @@ void Session::Fill(cluster::HostContents contents) {
     fill();
   } else if (!(token ? worker_->compilers() : worker_->transfers()).Post(std::move(fill))) {
     for (const auto& [slot, device] : work) {
-      slot->ready->Finish(absl::ResourceExhaustedError("too many transfers from the host wait"));
+      slot->Finish(absl::ResourceExhaustedError("too many transfers from the host wait"));
     }
   }
 }
@@ -141,7 +142,7 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
       base::MutexLock lock(&mu_);
       slot = FindLocked(target.buffer);
     }
-    if (slot) slot->ready->Finish(status);
+    if (slot) slot->Finish(status);
   }
 }
 
@@ -163,8 +164,8 @@ void Session::Execute(cluster::Launch launch) {
     }
     return;
   }
-  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), cancelled_,
-                                                 std::move(launch.on_done));
+  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id),
+                                                 launch.user_context, cancelled_, std::move(launch.on_done));
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
@@ -248,6 +249,7 @@ void Session::Copy(cluster::CopyBuffers command) {
   for (size_t i = 0; i < command.devices.size(); ++i) {
     SlotRef source;
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    result->user_context = command.user_context;
     {
       base::MutexLock lock(&mu_);
       source = FindOrFailed(command.sources.at(i));
@@ -255,19 +257,19 @@ void Session::Copy(cluster::CopyBuffers command) {
       slots_[command.results.at(i)] = result;
     }
     if (source->consumed.load(std::memory_order_relaxed)) {
-      result->ready->Finish(Consumed());
+      result->Finish(Consumed());
       continue;
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
     if (queue == nullptr) {
-      result->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
+      result->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
       continue;
     }
     const pjrt::Device* device = queue->device();
     const pjrt::Memory* memory =
         command.memory_kind.empty() ? device->default_memory() : device->FindMemory(command.memory_kind);
     if (memory == nullptr) {
-      result->ready->Finish(absl::InvalidArgumentError(absl::StrCat(
+      result->Finish(absl::InvalidArgumentError(absl::StrCat(
           "device ", command.devices[i], " has no memory of kind \"", command.memory_kind, "\"")));
       continue;
     }
@@ -275,12 +277,12 @@ void Session::Copy(cluster::CopyBuffers command) {
                            device, memory,
                            default_layout = command.default_layout](const absl::Status& status) mutable {
       if (!status.ok()) {
-        result->ready->Finish(status);
+        result->Finish(status);
         return;
       }
       if ((*hold)->strings) {
         result->strings = (*hold)->strings;
-        result->ready->Finish(absl::OkStatus());
+        result->Finish(absl::OkStatus());
         return;
       }
       // The plugin call is not for the thread that finished the source, nor for the command thread.
@@ -291,19 +293,19 @@ void Session::Copy(cluster::CopyBuffers command) {
         }
         absl::StatusOr<pjrt::Buffer> buffer = (*hold)->buffer.CopyToMemory(memory);
         if (!buffer.ok()) {
-          result->ready->Finish(buffer.status());
+          result->Finish(buffer.status());
           return;
         }
         result->buffer = *std::move(buffer);
         absl::StatusOr<pjrt::Event> ready = result->buffer.ReadyEvent();
         if (!ready.ok()) {
-          result->ready->Finish(ready.status());
+          result->Finish(ready.status());
           return;
         }
-        ready->OnReady([hold, result](const absl::Status& outcome) { result->ready->Finish(outcome); });
+        ready->OnReady([hold, result](const absl::Status& outcome) { result->Finish(outcome); });
       };
       if (!self->worker_->transfers().Post(std::move(copy))) {
-        result->ready->Finish(absl::ResourceExhaustedError("too many copies between devices wait"));
+        result->Finish(absl::ResourceExhaustedError("too many copies between devices wait"));
       }
     });
   }
@@ -325,7 +327,7 @@ void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
   // Nothing can fill these any more, and somebody may wait for them.
   for (const SlotRef& slot : dropped) {
     if (slot->awaits_host && !slot->ready->done()) {
-      slot->ready->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
+      slot->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
     }
   }
 }
@@ -463,7 +465,7 @@ void Session::Close() {
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
-    if (slot->producer == nullptr && !slot->ready->done()) slot->ready->Finish(SessionEnded());
+    if (slot->producer == nullptr && !slot->ready->done()) slot->Finish(SessionEnded());
   }
 }
 
