@@ -331,6 +331,7 @@ void GroupSession::Execute(Launch launch) {
     part.donated = launch.donated;
     part.kept = launch.kept;
     part.held = launch.held;
+    part.user_context = launch.user_context;
     part.on_done = [all, i](const absl::Status& status) { all->Give(i, status); };
     dirty_[w].store(true, std::memory_order_relaxed);
     parts_[w]->Execute(std::move(part));
@@ -370,6 +371,7 @@ void GroupSession::Copy(CopyBuffers command) {
       copy.devices.push_back(command.devices[i]);
       copy.memory_kind = command.memory_kind;
       copy.default_layout = command.default_layout;
+      copy.user_context = command.user_context;
       continue;
     }
     ReceiveBuffers& receive = receives.at(static_cast<int>(to[i]));

@@ -89,6 +89,9 @@ struct DeclareBuffers {
 
 // The bytes for declared buffers; all targets get the same contents. A token has none. Those of strings are a
 // serialized xla.ifrt.proto.StringArrayContents with as many elements as `dims` say, without byte strides.
+//
+// `user_context`, here and in other commands: the call site in the client's program that errors of the
+// command name (wire::WithUserContext), unless an input has failed before; 0 = none.
 struct HostContents {
   BufferTargets targets;
   ElementType element_type = 0;
@@ -97,6 +100,7 @@ struct HostContents {
   std::string memory_kind;                             // empty = the device's default
   std::optional<std::vector<int64_t>> minor_to_major;  // device layout; absent = the plugin's default
   base::HostBytes bytes;
+  uint64_t user_context = 0;
 };
 
 struct Launch {
@@ -111,6 +115,7 @@ struct Launch {
   bool held = false;
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
+  uint64_t user_context = 0;
 };
 
 // result[i] becomes a copy of source[i] on device[i] and in a memory of that kind.
@@ -121,6 +126,7 @@ struct CopyBuffers {
   std::string memory_kind;  // empty = the device's default
   // The results have the plugin's default layout, whatever that of the sources is.
   bool default_layout = false;
+  uint64_t user_context = 0;
 };
 
 // Where a worker takes what its peers send, and which life of it.

@@ -173,6 +173,7 @@ proto::Fill ToProto(const HostContents& contents) {
   if (contents.minor_to_major)
     Append(*contents.minor_to_major, message.mutable_layout()->mutable_minor_to_major());
   message.set_size(contents.bytes.size);
+  message.set_user_context(contents.user_context);
   return message;
 }
 
@@ -186,6 +187,7 @@ HostContents FromProto(const proto::Fill& message) {
                                   message.byte_strides().bytes().end());
   }
   contents.memory_kind = message.memory_kind();
+  contents.user_context = message.user_context();
   if (message.has_layout()) {
     contents.minor_to_major.emplace(message.layout().minor_to_major().begin(),
                                     message.layout().minor_to_major().end());
@@ -202,6 +204,7 @@ proto::Execute ToProto(const Launch& launch) {
   Append(launch.donated, message.mutable_donated());
   Append(launch.kept, message.mutable_kept());
   message.set_held(launch.held);
+  message.set_user_context(launch.user_context);
   return message;
 }
 
@@ -214,6 +217,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.donated.assign(message.donated().begin(), message.donated().end());
   launch.kept.assign(message.kept().begin(), message.kept().end());
   launch.held = message.held();
+  launch.user_context = message.user_context();
   return launch;
 }
 
@@ -224,6 +228,7 @@ proto::Copy ToProto(const CopyBuffers& command) {
   Append(command.devices, message.mutable_devices());
   message.set_memory_kind(command.memory_kind);
   message.set_default_layout(command.default_layout);
+  message.set_user_context(command.user_context);
   return message;
 }
 
@@ -234,6 +239,7 @@ CopyBuffers FromProto(const proto::Copy& message) {
   command.devices.assign(message.devices().begin(), message.devices().end());
   command.memory_kind = message.memory_kind();
   command.default_layout = message.default_layout();
+  command.user_context = message.user_context();
   return command;
 }
 

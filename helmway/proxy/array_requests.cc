@@ -78,6 +78,16 @@ absl::Status Session::CheckDevices(absl::Span<const int32_t> devices) const {
   return absl::OkStatus();
 }
 
+bool Session::AreOfOnePlatform(int32_t device, int32_t other) const {
+  if (device == other) return true;
+  const std::vector<cluster::DeviceInfo>& devices = proxy_->worker().info().devices;
+  const auto find = [&](int32_t id) {
+    return std::find_if(devices.begin(), devices.end(), [&](const auto& info) { return info.id == id; });
+  };
+  const auto a = find(device), b = find(other);
+  return a != devices.end() && b != devices.end() && a->platform_name == b->platform_name;
+}
+
 absl::StatusOr<ArraySpec> Session::MakeSpec(const xla::ifrt::DTypeProto& dtype,
                                             const xla::ifrt::ShapeProto& shape,
                                             const xla::ifrt::ShardingProto& sharding) const {
@@ -272,6 +282,7 @@ absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
       arrays.push_back(NewArray(std::make_shared<const ArraySpec>(one.spec)));
     }
     HELMWAY_RETURN_IF_ERROR(BindAll(handles, arrays));
+    for (const ArrayRef& array : arrays) being_made_.push_back(array->shards().Names());
     for (size_t a = 0; a < made.size(); ++a) {
       const ArraySpec& spec = made[a].spec;
       const Shards& names = arrays[a]->shards();
@@ -283,6 +294,7 @@ absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
         c.dims.assign(shard.dims.begin(), shard.dims.end());
         c.byte_strides = shard.byte_strides;
         c.memory_kind = spec.sharding->memory_kind().value_or("");
+        c.user_context = user_context_;
         if (spec.layout && !spec.layout->IsDescending()) {
           c.minor_to_major.emplace(spec.layout->minor_to_major().begin(),
                                    spec.layout->minor_to_major().end());
@@ -335,7 +347,7 @@ void Session::HostBufferArrived(cluster::HostContents contents, Shards keep,
     contents.bytes = *std::move(bytes);
     link_->Fill(std::move(contents));
   } else {
-    link_->Fail(contents.targets, bytes.status());
+    link_->Fail(contents.targets, wire::WithUserContext(bytes.status(), contents.user_context));
   }
   {
     base::MutexLock lock(&mu_);
@@ -353,7 +365,7 @@ absl::Status Session::HandleMakeErrorArrays(const MakeErrorArraysRequest& reques
     return absl::InvalidArgumentError(absl::StrCat(request.array_specs_size(), " array specs for ",
                                                    request.array_handles_size(), " array handles"));
   }
-  const absl::Status error = wire::StatusFromProto(request.error());
+  const absl::Status error = wire::WithUserContext(wire::StatusFromProto(request.error()), user_context_);
   if (error.ok()) return absl::InvalidArgumentError("error arrays without an error");
   std::vector<std::shared_ptr<const ArraySpec>> specs;
   for (const xla::ifrt::ArraySpecProto& proto : request.array_specs()) {
@@ -384,6 +396,7 @@ absl::Status Session::HandleMakeErrorArrays(const MakeErrorArraysRequest& reques
   const cluster::BufferTargets targets = declare.targets;
   link_->Declare(std::move(declare));
   link_->Fail(targets, error);
+  user_contexts_.Take(reply.op_id);
   reply.patient = true;
   return bound;
 }
@@ -398,6 +411,8 @@ void Session::CopyShards(const Array& source, const Array& result, bool default_
   copy.devices.assign(devices.begin(), devices.end());
   copy.memory_kind = result.spec().sharding->memory_kind().value_or("");
   copy.default_layout = default_layout;
+  copy.user_context = user_context_;
+  being_made_.push_back(copy.results);
   link_->Copy(std::move(copy));
 }
 
@@ -541,9 +556,6 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
   // A client that names devices has chosen the memory too, and names it unless it is their default one.
   std::optional<absl::string_view> memory_kind;
   if (request.has_memory_kind() || devices) memory_kind = request.memory_kind();
-  // Such copies a client takes to have the default layout; elsewhere it takes them to keep theirs.
-  const bool default_layout = request.memory_kind() == kUnpinnedHost;
-
   base::MutexLock lock(&mu_);
   std::vector<ArrayRef> sources;
   for (const uint64_t handle : request.array_handles()) {
@@ -556,6 +568,10 @@ absl::Status Session::HandleCopyArrays(const CopyArraysRequest& request, Reply& 
     HELMWAY_ASSIGN_OR_RETURN(spec->sharding,
                              source->spec().sharding->WithDevicesAndMemoryKind(devices, memory_kind));
     bool stays = *spec->sharding == *source->spec().sharding;
+    // Clients take such copies to have the default layout, and others to keep theirs.
+    const bool default_layout =
+        request.memory_kind() == kUnpinnedHost ||
+        !AreOfOnePlatform(source->spec().sharding->devices()[0], spec->sharding->devices()[0]);
     if (default_layout && spec->layout) {
       stays = stays && spec->layout->IsDescending();
       spec->layout.reset();
@@ -656,8 +672,10 @@ absl::Status Session::HandleDeleteArray(const DeleteArrayRequest& request, Reply
       it->second->Delete();
     }
   }
-  reply.response.mutable_delete_array_response()->set_deletion_future_handle(
-      AddFuture(async::DoneCompletion(first_error)));
+  const uint64_t future = AddFuture(async::DoneCompletion(first_error));
+  deletion_futures_.insert(future);
+  reply.response.mutable_delete_array_response()->set_deletion_future_handle(future);
+  reply.counted = false;
   return absl::OkStatus();
 }
 
@@ -671,6 +689,7 @@ absl::Status Session::HandleDestructArray(const DestructArrayRequest& request, R
   }
   reply.response.mutable_destruct_array_response();
   reply.patient = true;
+  reply.counted = false;
   return first_error;
 }
 

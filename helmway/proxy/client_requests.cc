@@ -80,6 +80,7 @@ absl::Status Session::HandleInit(Reply& reply) {
     for (const int32_t device : memory.devices) m.add_device_ids(device);
   }
   init.mutable_client_attributes();
+  reply.counted = false;
   return absl::OkStatus();
 }
 

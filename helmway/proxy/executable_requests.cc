@@ -203,8 +203,11 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   for (const int32_t index : launch.donated) arguments[static_cast<size_t>(index)]->Delete();
 
   launch.executable = executable->id;
-  launch.on_done = [self = shared_from_this(), run](const absl::Status& status) {
+  launch.user_context = user_context_;
+  launch.on_done = [self = shared_from_this(), run,
+                    user_context = user_context_](const absl::Status& status) {
     if (run) run->Finish(status);
+    if (status.ok()) self->user_contexts_.Release(user_context);
     self->LaunchDone();
   };
   if (++launches_under_way_ >= proxy_->options().max_launches_under_way && !paused_) {

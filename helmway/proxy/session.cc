@@ -47,15 +47,23 @@ Session::~Session() {
 
 void Session::OnRequest(IfrtRequest& request) {
   const uint64_t op_id = request.request_metadata().op_id();
+  user_context_ = request.request_metadata().user_context_id();
+  // A run gives its own up when it is over.
+  if (!request.has_loaded_executable_execute_request()) user_contexts_.Begin(op_id, user_context_);
+  const bool is_reading =
+      request.has_check_value_ready_request() || request.has_copy_to_host_buffer_request();
   IfrtResponse response;
   Reply reply{op_id, response};
   const absl::Status status = Dispatch(request, reply);
+  if (status.ok() && !being_made_.empty()) KeepUserContext(op_id);
+  being_made_.clear();
   FlushReleased();
   link_->Flush();
   if (!status.ok()) {
-    SendError(op_id, status);
+    // Elsewhere clients show the number instead of the call site.
+    SendError(op_id, is_reading ? status : wire::WithoutUserContext(status));
   } else if (!reply.deferred) {
-    Send(op_id, status, response, reply.patient);
+    Send(op_id, status, response, reply.patient, reply.counted);
   }
 }
 
@@ -192,10 +200,21 @@ void Session::DropHostBuffer(uint64_t handle) {
   host_buffers_->Take(handle, [](const absl::StatusOr<base::HostBytes>&) {});
 }
 
-void Session::Send(uint64_t op_id, const absl::Status& status, IfrtResponse& response, bool patient) {
+void Session::Send(uint64_t op_id, const absl::Status& status, IfrtResponse& response, bool patient,
+                   bool counted) {
   response.mutable_response_metadata()->set_op_id(op_id);
   if (!status.ok()) *response.mutable_response_metadata()->mutable_status() = wire::StatusToProto(status);
+  user_contexts_.Settle(*response.mutable_response_metadata(), status.ok(), counted);
   stream_->Send(response, patient);
+}
+
+void Session::KeepUserContext(uint64_t op_id) {
+  const std::vector<cluster::BufferNames> made = std::exchange(being_made_, {});
+  const uint64_t user_context = user_contexts_.Take(op_id);
+  if (user_context == 0) return;
+  link_->Await(made, [self = shared_from_this(), user_context](const absl::Status& status) {
+    if (status.ok()) self->user_contexts_.Release(user_context);
+  });
 }
 
 void Session::SendError(uint64_t op_id, const absl::Status& status) {
@@ -246,6 +265,7 @@ absl::Status Session::AnswerWithFuture(uint64_t handle, Reply& reply) {
     if (it == futures_.end()) return absl::NotFoundError(absl::StrCat("no future has the handle ", handle));
     future = std::move(it->second);
     futures_.erase(it);
+    reply.counted = deletion_futures_.erase(handle) == 0;
   }
   if (future->done()) return future->status();
   reply.deferred = true;
@@ -289,6 +309,7 @@ void Session::OnClosed() {
     closed_ = true;
     arrays_.clear();
     futures_.clear();
+    deletion_futures_.clear();
     held_.clear();
     released_.clear();
     executables.swap(executables_);

@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -23,8 +24,10 @@
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/proxy/host_buffers.h"
+#include "helmway/proxy/user_contexts.h"
 #include "helmway/wire/ifrt_array.pb.h"
 #include "helmway/wire/ifrt_session.pb.h"
+#include "helmway/wire/status.h"
 
 namespace helmway::proxy {
 
@@ -86,6 +89,7 @@ class Session final : public net::SessionHandler,
     Response& response;
     bool deferred = false;
     bool patient = false;  // the client does not wait for this success
+    bool counted = true;   // the client looks at the number of this success
   };
 
   // ---- client_requests.cc ----
@@ -137,8 +141,11 @@ class Session final : public net::SessionHandler,
       const xla::ifrt::proxy::LoadedExecutableDestructRequest& request, Reply& reply);
 
   // ---- Answers (any thread) ----
-  void Send(uint64_t op_id, const absl::Status& status, Response& response, bool patient = false);
+  void Send(uint64_t op_id, const absl::Status& status, Response& response, bool patient = false,
+            bool counted = true);
   void SendError(uint64_t op_id, const absl::Status& status);
+  // Lets the request's call site go only when being_made_ has its contents.
+  void KeepUserContext(uint64_t op_id);
 
   // ---- Handles ----
   absl::Status Dispatch(Request& request, Reply& reply);
@@ -153,7 +160,8 @@ class Session final : public net::SessionHandler,
   template <typename Handles>
   absl::Status BindAll(const Handles& handles, const std::vector<ArrayRef>& arrays)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Binds every handle that is not in use to an error, so that later uses meet its cause.
+  // Binds every handle that is not in use to an error, so that later uses meet its cause. For the request
+  // that is being handled.
   template <typename Handles>
   void BindErrors(const Handles& handles, const absl::Status& status);
   uint64_t NewServerHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return next_server_handle_++; }
@@ -188,6 +196,7 @@ class Session final : public net::SessionHandler,
                                             const xla::ifrt::ShardingProto& sharding) const;
   absl::StatusOr<array::ArraySpec> MakeSpec(const xla::ifrt::ArraySpecProto& proto) const;
   absl::Status CheckDevices(absl::Span<const int32_t> devices) const;
+  bool AreOfOnePlatform(int32_t device, int32_t other) const;
   void HostBufferArrived(cluster::HostContents contents, array::Shards keep,
                          std::shared_ptr<array::Arrival> arrival, std::optional<int64_t> expected_bytes,
                          absl::StatusOr<base::HostBytes> bytes);
@@ -221,6 +230,12 @@ class Session final : public net::SessionHandler,
   absl::flat_hash_map<int32_t, int32_t> device_ids_;  // session id -> worker's id, for every device
   absl::flat_hash_map<int32_t, std::string> default_memory_kinds_;  // by device
 
+  UserContexts user_contexts_;
+  // Of the request that is being handled, for the thread that handles it: its call site, and what fails with
+  // that if it fails, apart from the results of runs.
+  uint64_t user_context_ = 0;
+  std::vector<cluster::BufferNames> being_made_;
+
   base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   // Declared before everything that holds shards, since they report to it until the end.
@@ -228,6 +243,7 @@ class Session final : public net::SessionHandler,
   absl::flat_hash_map<uint64_t, ArrayRef> arrays_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, std::shared_ptr<const Executable>> executables_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, async::CompletionRef> futures_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<uint64_t> deletion_futures_ ABSL_GUARDED_BY(mu_);  // some of futures_
   uint64_t next_server_handle_ ABSL_GUARDED_BY(mu_) = uint64_t{1} << 48;
 
   struct HeldLaunch {
@@ -257,9 +273,10 @@ absl::Status Session::BindAll(const Handles& handles, const std::vector<ArrayRef
 
 template <typename Handles>
 void Session::BindErrors(const Handles& handles, const absl::Status& status) {
+  const absl::Status error = wire::WithUserContext(status, user_context_);
   base::MutexLock lock(&mu_);
   for (const uint64_t handle : handles) {
-    if (handle != 0) arrays_.try_emplace(handle, base::MakeRef<array::Array>(status));
+    if (handle != 0) arrays_.try_emplace(handle, base::MakeRef<array::Array>(error));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 
 namespace helmway::wire {
 namespace {
@@ -36,6 +37,18 @@ size_t CharacterLength(absl::string_view text) {
 }
 
 }  // namespace
+
+absl::Status WithUserContext(absl::Status status, uint64_t id) {
+  if (id != 0 && !status.ok() && !status.GetPayload(kUserContextPayload).has_value()) {
+    status.SetPayload(kUserContextPayload, absl::Cord(absl::StrCat(id)));
+  }
+  return status;
+}
+
+absl::Status WithoutUserContext(absl::Status status) {
+  status.ErasePayload(kUserContextPayload);
+  return status;
+}
 
 std::string ToValidUtf8(absl::string_view text) {
   std::string out;

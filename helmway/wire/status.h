@@ -1,6 +1,7 @@
 #ifndef HELMWAY_WIRE_STATUS_H_
 #define HELMWAY_WIRE_STATUS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,6 +13,11 @@ namespace helmway::wire {
 // Payload type whose value is a user context id in decimal digits. A client that finds it in an error shows
 // the Python call site which that id stands for.
 inline constexpr absl::string_view kUserContextPayload = "type.googleapis.com/ifrt.UserContext";
+
+// The error with that call site, unless it has one: the first cause keeps its own. For `id` 0 and OK as it
+// is.
+absl::Status WithUserContext(absl::Status status, uint64_t id);
+absl::Status WithoutUserContext(absl::Status status);
 
 // Code, message and payloads, both ways. An OK status has neither message nor payloads.
 //

@@ -36,6 +36,19 @@ TEST(StatusTest, PayloadsTravelBothWays) {
   EXPECT_EQ(StatusFromProto(proto), status);
 }
 
+TEST(StatusTest, TheFirstUserContextStays) {
+  const auto context = [](const absl::Status& status) {
+    return std::string(status.GetPayload(kUserContextPayload).value_or(absl::Cord("none")));
+  };
+  const absl::Status error = absl::DataLossError("gone");
+  EXPECT_EQ(context(WithUserContext(error, 0)), "none");
+  const absl::Status first = WithUserContext(error, 0xffff'ffff'ffff'ffffu);
+  EXPECT_EQ(context(first), "18446744073709551615");
+  EXPECT_EQ(WithUserContext(first, 7), first);
+  EXPECT_EQ(WithoutUserContext(first), error);
+  EXPECT_TRUE(WithUserContext(absl::OkStatus(), 7).ok());
+}
+
 TEST(StatusTest, CodesOutsideTheSetBecomeUnknown) {
   for (int code : {-1, 17, 20, 1000}) {
     tensorflow::StatusProto proto;

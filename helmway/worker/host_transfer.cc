@@ -38,10 +38,10 @@ void FinishWhenReady(pjrt::Buffer buffer, const SlotRef& slot) {
   slot->buffer = std::move(buffer);
   absl::StatusOr<pjrt::Event> ready = slot->buffer.ReadyEvent();
   if (!ready.ok()) {
-    slot->ready->Finish(ready.status());
+    slot->Finish(ready.status());
     return;
   }
-  ready->OnReady([slot](const absl::Status& status) { slot->ready->Finish(status); });
+  ready->OnReady([slot](const absl::Status& status) { slot->Finish(status); });
 }
 
 // A buffer whose memory a reader outside the plugin looks at. The members are dropped in reverse order: the
@@ -111,14 +111,14 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
   args.device = device;
   absl::StatusOr<const pjrt::Memory*> memory = FindMemory(device, contents.memory_kind);
   if (!memory.ok()) {
-    slot->ready->Finish(memory.status());
+    slot->Finish(memory.status());
     return;
   }
   args.memory = *memory;
   if (contents.element_type == xla::ifrt::DTypeProto::KIND_STRING) {
     slot->strings = contents.bytes;
     slot->strings->exclusive = false;
-    slot->ready->Finish(absl::OkStatus());
+    slot->Finish(absl::OkStatus());
     return;
   }
   // Only bytes that nobody else sees may become an output in place later.
@@ -127,8 +127,7 @@ void FillSlot(const pjrt::Client& client, const pjrt::Device* device, const clus
                        : pjrt::HostBufferSemantics::kImmutableZeroCopy;
   absl::StatusOr<pjrt::HostBufferResult> result = client.BufferFromHost(args);
   if (!result.ok()) {
-    slot->ready->Finish(
-        base::Annotate(result.status(), absl::StrCat("host buffer to device ", device->id())));
+    slot->Finish(base::Annotate(result.status(), absl::StrCat("host buffer to device ", device->id())));
     return;
   }
   result->done_with_host_buffer.OnReady([owner = contents.bytes.owner](const absl::Status&) {});
@@ -143,7 +142,7 @@ void FillSlotWithToken(TokenMaker& tokens, const pjrt::Device* device, const std
     if (token.ok()) return FinishWhenReady(*std::move(token), slot);
     status = token.status();
   }
-  slot->ready->Finish(std::move(status));
+  slot->Finish(std::move(status));
 }
 
 std::optional<pjrt::ExternalReference> HostView(const pjrt::Buffer& buffer) {
@@ -220,7 +219,7 @@ void CopyByWayOfHost(const pjrt::Client& client, ReadHold source, const pjrt::De
             [&client, device, contents = std::move(contents),
              result](absl::StatusOr<base::HostBytes> bytes) mutable {
               if (!bytes.ok()) {
-                result->ready->Finish(bytes.status());
+                result->Finish(bytes.status());
                 return;
               }
               contents.bytes = *std::move(bytes);

@@ -3,15 +3,17 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "helmway/wire/status.h"
 #include "helmway/worker/device_queue.h"
 
 namespace helmway::worker {
 
 LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
-                           std::shared_ptr<const std::atomic<bool>> cancelled,
+                           uint64_t user_context, std::shared_ptr<const std::atomic<bool>> cancelled,
                            absl::AnyInvocable<void(const absl::Status&)> on_done)
     : program_(std::move(program)),
       launch_id_(launch_id),
+      user_context_(user_context),
       cancelled_(std::move(cancelled)),
       on_done_(std::move(on_done)) {}
 
@@ -100,8 +102,9 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   });
 }
 
-void LaunchRecord::FinishPart(size_t index, const absl::Status& status) {
+void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {
   LaunchRef keep(this);
+  const absl::Status status = wire::WithUserContext(error, user_context_);
   LaunchPart& part = parts_[index];
   part.results.clear();
   const async::CompletionRef done = std::move(part.done);

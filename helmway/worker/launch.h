@@ -45,7 +45,7 @@ struct LaunchPart {
 // One run of one program. The parts are run by the queues of their devices, each part once.
 class LaunchRecord final : public base::RefCounted<LaunchRecord> {
  public:
-  LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
+  LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id, uint64_t user_context,
                std::shared_ptr<const std::atomic<bool>> cancelled,
                absl::AnyInvocable<void(const absl::Status&)> on_done);
 
@@ -69,10 +69,11 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   absl::Status PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const;
   // Waits for all parts; gives the first error that any of them brought.
   absl::Status Meet(const absl::Status& mine);
-  void FinishPart(size_t index, const absl::Status& status);
+  void FinishPart(size_t index, const absl::Status& error);
 
   const std::shared_ptr<const LoadedProgram> program_;
   const int32_t launch_id_;
+  const uint64_t user_context_;
   const std::shared_ptr<const std::atomic<bool>> cancelled_;
   absl::AnyInvocable<void(const absl::Status&)> on_done_;
   std::vector<LaunchPart> parts_;

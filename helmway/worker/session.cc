@@ -163,7 +163,10 @@ void Session::Fill(cluster::HostContents contents) {
   {
     base::MutexLock lock(&mu_);
     for (const cluster::BufferTarget& target : contents.targets) {
-      if (SlotRef slot = FindLocked(target.buffer)) slots.emplace_back(std::move(slot), target.device);
+      SlotRef slot = FindLocked(target.buffer);
+      if (!slot) continue;
+      slot->user_context = contents.user_context;
+      slots.emplace_back(std::move(slot), target.device);
     }
   }
   FillSlots(std::move(slots), std::move(contents));
@@ -175,7 +178,7 @@ void Session::FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId
   for (auto& [slot, device] : slots) {
     const DeviceQueue* queue = worker_->queue(device);
     if (queue == nullptr) {
-      slot->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", device)));
+      slot->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", device)));
       continue;
     }
     work.emplace_back(std::move(slot), queue->device());
@@ -195,7 +198,7 @@ void Session::FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId
     fill();
   } else if (!(token ? worker_->compilers() : worker_->transfers()).Post(std::move(fill))) {
     for (const auto& [slot, device] : work) {
-      slot->ready->Finish(absl::ResourceExhaustedError("too many transfers from the host wait"));
+      slot->Finish(absl::ResourceExhaustedError("too many transfers from the host wait"));
     }
   }
 }
@@ -211,7 +214,7 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
         receiving_.erase(it);
       }
     }
-    if (slot) slot->ready->Finish(status);
+    if (slot) slot->Finish(status);
   }
 }
 
@@ -233,8 +236,8 @@ void Session::Execute(cluster::Launch launch) {
     }
     return;
   }
-  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), cancelled_,
-                                                 std::move(launch.on_done));
+  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id),
+                                                 launch.user_context, cancelled_, std::move(launch.on_done));
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
@@ -314,6 +317,7 @@ void Session::Copy(cluster::CopyBuffers command) {
   for (size_t i = 0; i < command.devices.size(); ++i) {
     SlotRef source;
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    result->user_context = command.user_context;
     {
       base::MutexLock lock(&mu_);
       source = FindReadable(command.sources.at(i));
@@ -322,14 +326,14 @@ void Session::Copy(cluster::CopyBuffers command) {
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
     if (queue == nullptr) {
-      result->ready->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
+      result->Finish(absl::InvalidArgumentError(absl::StrCat("no device ", command.devices[i])));
       continue;
     }
     const pjrt::Device* device = queue->device();
     const pjrt::Memory* memory =
         command.memory_kind.empty() ? device->default_memory() : device->FindMemory(command.memory_kind);
     if (memory == nullptr) {
-      result->ready->Finish(absl::InvalidArgumentError(absl::StrCat(
+      result->Finish(absl::InvalidArgumentError(absl::StrCat(
           "device ", command.devices[i], " has no memory of kind \"", command.memory_kind, "\"")));
       continue;
     }
@@ -337,12 +341,12 @@ void Session::Copy(cluster::CopyBuffers command) {
                            device, memory,
                            default_layout = command.default_layout](const absl::Status& status) mutable {
       if (!status.ok()) {
-        result->ready->Finish(status);
+        result->Finish(status);
         return;
       }
       if ((*hold)->strings) {
         result->strings = (*hold)->strings;
-        result->ready->Finish(absl::OkStatus());
+        result->Finish(absl::OkStatus());
         return;
       }
       // The plugin call is not for the thread that finished the source, nor for the command thread.
@@ -353,19 +357,19 @@ void Session::Copy(cluster::CopyBuffers command) {
         }
         absl::StatusOr<pjrt::Buffer> buffer = (*hold)->buffer.CopyToMemory(memory);
         if (!buffer.ok()) {
-          result->ready->Finish(buffer.status());
+          result->Finish(buffer.status());
           return;
         }
         result->buffer = *std::move(buffer);
         absl::StatusOr<pjrt::Event> ready = result->buffer.ReadyEvent();
         if (!ready.ok()) {
-          result->ready->Finish(ready.status());
+          result->Finish(ready.status());
           return;
         }
-        ready->OnReady([hold, result](const absl::Status& outcome) { result->ready->Finish(outcome); });
+        ready->OnReady([hold, result](const absl::Status& outcome) { result->Finish(outcome); });
       };
       if (!self->worker_->transfers().Post(std::move(copy))) {
-        result->ready->Finish(absl::ResourceExhaustedError("too many copies between devices wait"));
+        result->Finish(absl::ResourceExhaustedError("too many copies between devices wait"));
       }
     });
   }
@@ -445,7 +449,7 @@ void Session::TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::Hos
 
 void Session::BindReceived(Receiving receiving, absl::StatusOr<cluster::HostContents> contents) {
   if (!contents.ok()) {
-    receiving.slot->ready->Finish(contents.status());
+    receiving.slot->Finish(contents.status());
     return;
   }
   contents->memory_kind = std::move(receiving.memory_kind);
@@ -504,7 +508,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
     ready->OnDone([self = shared_from_this(), hold = std::make_shared<ReadHold>(std::move(source)), result,
                    form](const absl::Status& status) {
       if (!status.ok()) {
-        result->ready->Finish(status);
+        result->Finish(status);
         return;
       }
       // As for a copy: the plugin call is for neither this thread.
@@ -512,7 +516,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
         BitcastSlot(self->worker_->client(), std::move(*hold), *form, result);
       };
       if (!self->worker_->transfers().Post(std::move(bitcast))) {
-        result->ready->Finish(absl::ResourceExhaustedError("too many buffers wait to be bitcast"));
+        result->Finish(absl::ResourceExhaustedError("too many buffers wait to be bitcast"));
       }
     });
   }
@@ -534,7 +538,7 @@ void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
   // Nothing can fill these any more, and somebody may wait for them.
   for (const SlotRef& slot : dropped) {
     if (slot->awaits_host && !slot->ready->done()) {
-      slot->ready->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
+      slot->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
     }
   }
 }
@@ -725,10 +729,10 @@ void Session::Close() {
     arrived.swap(arrived_);
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
-  for (auto& [id, one] : receiving) one.slot->ready->Finish(SessionEnded());
+  for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
-    if (slot->producer == nullptr && !slot->ready->done()) slot->ready->Finish(SessionEnded());
+    if (slot->producer == nullptr && !slot->ready->done()) slot->Finish(SessionEnded());
   }
 }
 

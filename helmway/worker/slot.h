@@ -10,6 +10,7 @@
 #include "helmway/base/host_memory.h"
 #include "helmway/base/ref_counted.h"
 #include "helmway/pjrt/buffer.h"
+#include "helmway/wire/status.h"
 
 namespace helmway::worker {
 
@@ -35,6 +36,11 @@ class Slot final : public base::RefCounted<Slot> {
   std::optional<base::HostBytes> strings;
   // Declared for bytes from the host. Set before others see the slot.
   bool awaits_host = false;
+  // Of the command that makes the contents. Set before that can fail.
+  uint64_t user_context = 0;
+
+  // Ends the making.
+  void Finish(absl::Status status) { ready->Finish(wire::WithUserContext(std::move(status), user_context)); }
 
   // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded
   // to consume the buffer leaves it alone and lets the plugin copy instead.

@@ -21,6 +21,7 @@
 #include "helmway/pjrt/pjrt_testing.h"
 #include "helmway/wire/ifrt_array.pb.h"
 #include "helmway/wire/ifrt_types.pb.h"
+#include "helmway/wire/status.h"
 #include "helmway/worker/host_transfer.h"
 #include "helmway/worker/link_testing.h"
 
@@ -802,6 +803,46 @@ TEST_P(WorkerTest, ASessionThatEndsDoesNotStopProgramsOfOthers) {
     EXPECT_EQ(apart.Wait().code(), kCancelled);
   }
   ExpectCollectivesRun();
+}
+
+TEST_P(WorkerTest, ErrorsNameTheCallSiteOfTheFirstCause) {
+  const auto context = [&](BufferId id) {
+    const absl::Status status = Read(*session_, id).status();
+    EXPECT_FALSE(status.ok()) << id;
+    return std::string(status.GetPayload(wire::kUserContextPayload).value_or(absl::Cord("none")));
+  };
+  CompileOk(*session_, 1, kAdd);
+  Put(*session_, 1, {1, 2, 3, 4});
+  // A run whose argument is gone, an upload and a copy into no memory.
+  StatusAnswer done;
+  cluster::Launch launch;
+  launch.id = 1;
+  launch.executable = 1;
+  launch.arguments = {One(1), One(99)};
+  launch.results = {One(10)};
+  launch.user_context = 5;
+  launch.on_done = done;
+  session_->Execute(std::move(launch));
+  session_->Flush();
+  EXPECT_EQ(done.Wait(), Read(*session_, 10).status());
+  cluster::HostContents contents = Contents(20, {1});
+  contents.memory_kind = "drum";
+  contents.user_context = 6;
+  Declare(*session_, 20);
+  session_->Fill(std::move(contents));
+  session_->Copy(
+      {.sources = One(1), .results = One(30), .devices = {0}, .memory_kind = "drum", .user_context = 7});
+  EXPECT_EQ(context(10), "5");
+  EXPECT_EQ(context(20), "6");
+  EXPECT_EQ(context(30), "7");
+  // What is made of them names what made them fail.
+  session_->Copy(
+      {.sources = One(10), .results = One(40), .devices = {1}, .memory_kind = "", .user_context = 8});
+  EXPECT_EQ(context(40), "5");
+  Execute(*session_, {.arguments = {One(20), One(10)}, .results = {One(50)}});
+  EXPECT_EQ(context(50), "6");
+  // The reader is nobody's cause.
+  EXPECT_EQ(context(999), "none");
 }
 
 TEST_P(WorkerTest, AwaitGivesTheFirstErrorInItsOrder) {
