@@ -2,11 +2,15 @@
 
 #include <glog/logging.h>
 
+#include <array>
+#include <cstddef>
+#include <functional>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "helmway/base/mutex.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
@@ -241,12 +245,27 @@ absl::StatusOr<void*> Buffer::OpaqueDevicePointer() const {
   return args.device_memory_ptr;
 }
 
+namespace {
+
+// Plugins keep the references of a buffer in a list without a lock (the CPU plugin ends the process when two
+// threads meet there), so whoever changes the list of a buffer takes the lock that its address falls to.
+base::Mutex& ReferenceLock(const PJRT_Buffer* buffer) {
+  static std::array<base::Mutex, 64>& locks = *new std::array<base::Mutex, 64>;
+  return locks[std::hash<const void*>()(buffer) / alignof(std::max_align_t) % locks.size()];
+}
+
+}  // namespace
+
 absl::StatusOr<ExternalReference> ExternalReference::Acquire(const Buffer& buffer) {
   const PJRT_Api* api = buffer.client()->api();
   PJRT_Buffer_IncreaseExternalReferenceCount_Args args{
       .struct_size = PJRT_Buffer_IncreaseExternalReferenceCount_Args_STRUCT_SIZE, .buffer = buffer.get()};
-  if (absl::Status s = ToStatus(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&args)); !s.ok())
-    return s;
+  PJRT_Error* error;
+  {
+    base::MutexLock lock(&ReferenceLock(buffer.get()));
+    error = api->PJRT_Buffer_IncreaseExternalReferenceCount(&args);
+  }
+  if (absl::Status s = ToStatus(api, error); !s.ok()) return s;
   ExternalReference reference;
   reference.client_ = buffer.client();
   reference.buffer_ = buffer.get();
@@ -276,7 +295,12 @@ void ExternalReference::Release() {
   const PJRT_Api* api = client_->api();
   PJRT_Buffer_DecreaseExternalReferenceCount_Args args{
       .struct_size = PJRT_Buffer_DecreaseExternalReferenceCount_Args_STRUCT_SIZE, .buffer = buffer_};
-  absl::Status status = ToStatus(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+  PJRT_Error* error;
+  {
+    base::MutexLock lock(&ReferenceLock(buffer_));
+    error = api->PJRT_Buffer_DecreaseExternalReferenceCount(&args);
+  }
+  const absl::Status status = ToStatus(api, error);
   LOG_IF(ERROR, !status.ok()) << "PJRT_Buffer_DecreaseExternalReferenceCount: " << status;
   buffer_ = nullptr;
   data_ = nullptr;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "helmway/pjrt/pjrt_testing.h"
@@ -276,6 +278,23 @@ TEST_F(BufferTest, ZeroCopyOfUnalignedMemoryCopies) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_NE(*result->buffer.OpaqueDevicePointer(), data.get() + 1);
   EXPECT_TRUE(result->done_with_host_buffer.Await().ok());
+}
+
+TEST_F(BufferTest, ReferencesOfOneBufferByManyThreads) {
+  auto client = MakeClient();
+  Buffer buffer = MakeBuffer<float>(*client, ElementType::kF32, {1, 2, 3, 4}, {4});
+  ASSERT_TRUE(buffer.ReadyEvent()->Await().ok());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&buffer] {
+      for (int i = 0; i < 20000; ++i) {
+        auto reference = ExternalReference::Acquire(buffer);
+        ASSERT_TRUE(reference.ok()) << reference.status();
+        ASSERT_EQ(static_cast<const float*>(reference->data())[3], 4);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(BufferTest, ExternalReferenceShowsTheContents) {
