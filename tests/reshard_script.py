@@ -305,7 +305,7 @@ def the_same_sharding():
     sharding = NamedSharding(mesh(jax.devices(), 8), P("x"))
     array = jax.device_put(x, sharding)
     copies = [reshard(array, sharding) for _ in range(3)]
-    array.delete()
+    del array
     for copy in copies:
         check(copy, x, sharding)
     moved = reshard(copies[0], sharding, donate=True)

@@ -280,8 +280,8 @@ def test_reshard_semantics(arrays, semantics):
     assert arrays.deleted(array) == (semantics == DONATE)
     if semantics != DONATE:
         assert listed(arrays.shards(array, 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        request = message("DeleteArrayRequest")(array_handle=[array])
-        assert arrays.stream.code(delete_array_request=request) == OK
+        request = message("DestructArrayRequest")(array_handle=[array])
+        assert arrays.stream.code(destruct_array_request=request) == OK
         assert listed(arrays.shards(moved, 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 

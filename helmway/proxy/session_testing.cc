@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/program/sharding.h"
 #include "helmway/wire/serialized.h"
@@ -179,7 +181,9 @@ cluster::CompiledProgram Compiled(const ProgramForm& form) {
     if (many) *module.mutable_spmd_output_sharding()->add_tuple_shardings() = shard(output);
   }
   for (const int32_t donated : form.donated) {
-    module.mutable_buffer_donor()->add_entries()->set_parameter_number(donated);
+    auto& alias = *module.mutable_input_output_alias()->add_entries();
+    alias.set_parameter_number(donated);
+    alias.set_kind(xla::MUST_ALIAS);
   }
   cluster::CompiledProgram program;
   program.name = "form";
@@ -345,6 +349,9 @@ void TestClient::Close() {
   if (stream->num_unanswered() > 0) broken_->Add("the end of the session leaves requests unanswered");
   const std::weak_ptr<net::SessionHandler> watched = session;
   session.reset();
+  // A thread of the proxy that has just told the session something may still let go of it.
+  const absl::Time limit = absl::Now() + absl::Seconds(60);
+  while (!watched.expired() && absl::Now() < limit) std::this_thread::yield();
   if (!watched.expired()) broken_->Add("something keeps a session that has ended");
 }
 
