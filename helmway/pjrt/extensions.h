@@ -126,10 +126,19 @@ struct FfiRegisterHandlerArgs {
   unsigned traits;
 };
 
+// What a run carries for its custom calls; `type_id` is one that the custom call interface has given out.
+struct FfiUserDataAddArgs {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_ExecuteContext* context;
+  int64_t type_id;
+  void* data;
+};
+
 struct FfiExtension {
   PJRT_Extension_Base base;
   void* type_register;
-  void* user_data_add;
+  PJRT_Error* (*user_data_add)(FfiUserDataAddArgs*);
   PJRT_Error* (*register_handler)(FfiRegisterHandlerArgs*);
 };
 
