@@ -108,6 +108,21 @@ absl::StatusOr<uint64_t> FfiCall::Uint64Attribute(absl::string_view name) const 
   return absl::InvalidArgumentError(absl::StrCat("a custom call lacks its attribute ", name));
 }
 
+absl::StatusOr<absl::Span<const int64_t>> FfiCall::Int64ArrayAttribute(absl::string_view name) const {
+  for (int64_t i = 0; i < frame_->attrs.size; ++i) {
+    if (absl::string_view(frame_->attrs.names[i]->ptr, frame_->attrs.names[i]->len) != name) continue;
+    if (frame_->attrs.types[i] == XLA_FFI_AttrType_ARRAY) {
+      const auto* array = static_cast<const XLA_FFI_Array*>(frame_->attrs.attrs[i]);
+      if (array->dtype == XLA_FFI_DataType_S64) {
+        return absl::MakeConstSpan(static_cast<const int64_t*>(array->data), array->size);
+      }
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("attribute ", name, " of a custom call is no list of i64"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("a custom call lacks its attribute ", name));
+}
+
 void* FfiCall::run_data() const {
   const XLA_FFI_Api* api = frame_->api;
   absl::StatusOr<int64_t> id = RunDataTypeId(api);

@@ -58,6 +58,8 @@ class FfiCall {
 
   // A scalar attribute of type u64. INVALID_ARGUMENT if there is none of that name or it has another type.
   absl::StatusOr<uint64_t> Uint64Attribute(absl::string_view name) const;
+  // An array attribute with elements of type i64; valid as long as the program.
+  absl::StatusOr<absl::Span<const int64_t>> Int64ArrayAttribute(absl::string_view name) const;
 
   // What the run's RunContext holds. A run without one must not come here: the plugin would crash.
   void* run_data() const;

@@ -28,6 +28,8 @@ struct Record {
   std::vector<std::vector<int64_t>> argument_dims;
   absl::StatusOr<uint64_t> key = absl::UnknownError("");
   absl::StatusOr<uint64_t> other = absl::UnknownError("");
+  std::vector<int64_t> list;
+  absl::Status no_list;
   FfiPromise promise;
   base::Notification called;
 };
@@ -47,6 +49,9 @@ absl::Status Note(FfiCall& call) {
   }
   record->key = call.Uint64Attribute("key");
   record->other = call.Uint64Attribute("other");
+  if (auto list = call.Int64ArrayAttribute("list"); list.ok())
+    record->list.assign(list->begin(), list->end());
+  record->no_list = call.Int64ArrayAttribute("other").status();
   absl::StatusOr<FfiPromise> promise = call.Defer();
   if (!promise.ok()) return promise.status();
   record->promise = *std::move(promise);
@@ -81,7 +86,8 @@ class FfiCallTest : public PjrtTest {
                                           target,
                                           R"((%x) {
                  api_version = 4 : i32, has_side_effect = true,
-                 backend_config = {key = 18446744073709551615 : ui64, other = 1 : i32}}
+                 backend_config = {key = 18446744073709551615 : ui64, other = 1 : i32,
+                                   list = array<i64: 3, -4>}}
                : (tensor<4xf32>) -> tensor<4xf32>
           %one = stablehlo.constant dense<1.0> : tensor<4xf32>
           %z = stablehlo.add %y, %one : tensor<4xf32>
@@ -137,6 +143,8 @@ TEST_F(FfiCallTest, APromiseEndsTheCallLater) {
   EXPECT_THAT(record.argument_dims[0], ElementsAre(4));
   EXPECT_EQ(record.key.value_or(0), ~uint64_t{0});
   EXPECT_EQ(record.other.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(record.list, ElementsAre(3, -4));
+  EXPECT_EQ(record.no_list.code(), absl::StatusCode::kInvalidArgument);
   // Another run comes to its call meanwhile, and each finds its own data.
   Record second;
   auto second_context = RunContext::Create(*plugin_, &second);
