@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
+#include "helmway/pjrt/client.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
 
@@ -62,6 +63,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // The slot, or a fresh failed one that says that there is no such buffer.
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWith(const pjrt::Client& client,
+                                                                      const pjrt::CompileRequest& request);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);

@@ -73,27 +73,28 @@ class WorkerGroupTest : public ::testing::Test {
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
     for (int p = 0; p < 2; ++p) {
       auto process = std::make_unique<Process>();
-      auto worker = Worker::Create(
-          {.plugin_path = plugin,
-           .virtual_devices = 2,
-           .slice_index = p,
-           .process_id = p,
-           .peers = net::MakePeerSender(
-               {.software = "test", .streams = &process->streams, .host_memory = process->memory}),
-           .host_memory = process->memory});
+      const std::string address = absl::StrCat("127.0.0.1:", PickPort());
+      auto worker =
+          Worker::Create({.plugin_path = plugin,
+                          .virtual_devices = 2,
+                          .slice_index = p,
+                          .process_id = p,
+                          .peers = net::MakePeerSender({.software = "test",
+                                                        .self = {address, static_cast<uint64_t>(p) + 10},
+                                                        .streams = &process->streams,
+                                                        .host_memory = process->memory}),
+                          .host_memory = process->memory});
       ASSERT_TRUE(worker.ok()) << worker.status();
       process->worker = *std::move(worker);
-      // The address is known only when the server runs, and is asked for later.
-      const int port = PickPort();
-      const std::string address = absl::StrCat("127.0.0.1:", port);
       process->service = net::MakeWorkerService(
-          process->worker.get(),
-          {.incarnation = static_cast<uint64_t>(p) + 10,
-           .host_memory = process->memory,
-           .peer_address = address,
-           .receive_from_peer = [w = process->worker.get()](auto session, auto buffer, auto contents) {
-             w->TakeFromPeer(session, buffer, std::move(contents));
-           }});
+          process->worker.get(), {.incarnation = static_cast<uint64_t>(p) + 10,
+                                  .host_memory = process->memory,
+                                  .peer_address = address,
+                                  .receive_from_peer =
+                                      [w = process->worker.get()](auto session, auto buffer, auto contents) {
+                                        w->TakeFromPeer(session, buffer, std::move(contents));
+                                      },
+                                  .collectives = process->worker->collective_receiver()});
       auto server = net::GrpcServer::Start(address, {}, {process->service.get()});
       ASSERT_TRUE(server.ok()) << server.status();
       process->server = *std::move(server);
@@ -254,10 +255,23 @@ TEST_F(WorkerGroupTest, AProgramIsCompiledOnceAndRunsOnAll) {
   session_->Unload(1);
 }
 
-TEST_F(WorkerGroupTest, CollectivesBetweenWorkersSayThatTheyAreMissing) {
+TEST_F(WorkerGroupTest, ASumOverAllWorkers) {
   auto compiled = Compile(1, kSum);
-  EXPECT_EQ(compiled.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(compiled.status().message()), HasSubstr("different workers"));
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  for (size_t i = 0; i < 4; ++i) {
+    Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, kDevices[i]);
+  }
+  StatusAnswer done;
+  cluster::Launch launch;
+  launch.id = 5;
+  launch.executable = 1;
+  launch.arguments = {{1, 4, {}}};
+  launch.results = {{11, 4, {}}};
+  launch.on_done = done;
+  session_->Execute(std::move(launch));
+  session_->Flush();
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
 }
 
 TEST_F(WorkerGroupTest, WhatALostWorkerWasToSendFails) {
