@@ -401,6 +401,22 @@ std::shared_ptr<const CollectivePlan> CollectiveProgram::Add(int64_t instruction
 
 // ---- Launches --------------------------------------------------------------------------------------------
 
+namespace {
+
+// The error of a launch for which a worker is lost.
+absl::Status Lost(const CollectiveProgram& program, size_t worker, absl::string_view why) {
+  const cluster::ProgramWorker& lost = program.workers()[worker];
+  std::vector<cluster::DeviceId> devices;
+  for (const int32_t position : lost.positions) {
+    devices.push_back(program.devices()[static_cast<size_t>(position)]);
+  }
+  return absl::DataLossError(absl::StrCat("the worker at ", lost.address.address, " with the devices ",
+                                          absl::StrJoin(devices, ", "),
+                                          " was lost while a program ran on it: ", why));
+}
+
+}  // namespace
+
 LaunchShare::LaunchShare(std::shared_ptr<Collectives> engine, std::shared_ptr<CollectiveLaunch> launch,
                          size_t parts)
     : engine_(std::move(engine)), launch_(std::move(launch)), parts_(parts) {}
@@ -425,7 +441,7 @@ absl::Status LaunchShare::status() const {
 
 absl::Status LaunchShare::Settle(const absl::Status& outcome) {
   if (outcome.ok()) return outcome;
-  return engine_->Abort(*launch_, outcome, /*tell=*/true);
+  return engine_->Abort(*launch_, outcome, outcome);
 }
 
 Collectives::Collectives(const CollectivesOptions& options)
@@ -479,7 +495,8 @@ void Collectives::Ended(CollectiveLaunch& launch) {
   launches_.erase(it);
 }
 
-absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& status, bool tell) {
+absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& status,
+                                const absl::Status& told) {
   std::vector<pjrt::FfiPromise> promises;
   std::shared_ptr<CollectiveProgram> program;
   {
@@ -497,10 +514,10 @@ absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& st
       it = launch.exchanges.erase(it);
     }
   }
-  if (tell && program != nullptr && options_.peers != nullptr) {
+  if (!told.ok() && program != nullptr && options_.peers != nullptr) {
     for (size_t w = 0; w < program->workers().size(); ++w) {
       if (w == program->self()) continue;
-      options_.peers->SendAbort(program->workers()[w].address, launch.key.first, launch.key.second, status);
+      options_.peers->SendAbort(program->workers()[w].address, launch.key.first, launch.key.second, told);
     }
   }
   Finish(std::move(promises), status);
@@ -515,7 +532,10 @@ void Collectives::AbortSession(cluster::SessionId session, const absl::Status& s
       if (key.first == session && launch->program != nullptr) launches.push_back(launch);
     }
   }
-  for (const auto& launch : launches) Abort(*launch, status, /*tell=*/true).IgnoreError();
+  for (const auto& launch : launches) {
+    const CollectiveProgram& program = *launch->program;
+    Abort(*launch, status, Lost(program, program.self(), "it has ended the session")).IgnoreError();
+  }
 }
 
 void Collectives::ForgetSession(cluster::SessionId session) {
@@ -543,38 +563,25 @@ void Collectives::TakeAbort(cluster::SessionId session, cluster::LaunchId launch
   }
   if (known == nullptr) return;
   Abort(*known, status.ok() ? absl::InternalError("a launch has failed without a cause") : status,
-        /*tell=*/false)
+        absl::OkStatus())
       .IgnoreError();
 }
 
 void Collectives::PeerLost(const cluster::PeerAddress& peer, const absl::Status& status) {
-  struct Loss {
-    std::shared_ptr<CollectiveLaunch> launch;
-    std::vector<cluster::DeviceId> devices;
-  };
-  std::vector<Loss> losses;
+  std::vector<std::pair<std::shared_ptr<CollectiveLaunch>, absl::Status>> losses;
   {
     base::MutexLock lock(&mu_);
     for (const auto& [key, launch] : launches_) {
       if (launch->program == nullptr) continue;
-      for (const cluster::ProgramWorker& worker : launch->program->workers()) {
-        if (!(worker.address == peer)) continue;
-        Loss& loss = losses.emplace_back();
-        loss.launch = launch;
-        for (const int32_t position : worker.positions) {
-          loss.devices.push_back(launch->program->devices()[static_cast<size_t>(position)]);
-        }
+      const std::vector<cluster::ProgramWorker>& workers = launch->program->workers();
+      for (size_t w = 0; w < workers.size(); ++w) {
+        if (!(workers[w].address == peer)) continue;
+        losses.emplace_back(launch,
+                            Lost(*launch->program, w, status.ok() ? "it has ended" : status.message()));
       }
     }
   }
-  for (const Loss& loss : losses) {
-    Abort(*loss.launch,
-          absl::DataLossError(absl::StrCat(
-              "the worker at ", peer.address, " with the devices ", absl::StrJoin(loss.devices, ", "),
-              " was lost while a program ran on it: ", status.ok() ? "it has ended" : status.message())),
-          /*tell=*/true)
-        .IgnoreError();
-  }
+  for (const auto& [launch, loss] : losses) Abort(*launch, loss, loss).IgnoreError();
 }
 
 // ---- Exchanges -------------------------------------------------------------------------------------------
@@ -764,7 +771,7 @@ void Collectives::TakePart(cluster::CollectivePart part) {
       StartIfReady(launch, exchange);
     }
   }
-  if (!status.ok()) Abort(*launch, status, /*tell=*/true).IgnoreError();
+  if (!status.ok()) Abort(*launch, status, status).IgnoreError();
 }
 
 void Collectives::StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
@@ -784,7 +791,7 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
   if (status.ok() && shares) status = SendReduced(*launch, *exchange);
   if (!status.ok()) {
     status = absl::Status(status.code(), absl::StrCat(exchange->Name(), ": ", status.message()));
-    status = Abort(*launch, status, /*tell=*/true);
+    status = Abort(*launch, status, status);
   }
   std::vector<pjrt::FfiPromise> promises;
   {

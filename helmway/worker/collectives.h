@@ -132,7 +132,8 @@ class Collectives final : public cluster::CollectiveReceiver,
   // - 1.
   std::unique_ptr<LaunchShare> Begin(cluster::SessionId session, cluster::LaunchId launch,
                                      std::shared_ptr<CollectiveProgram> program, size_t parts);
-  // Fails what is under way for a session.
+  // Fails what is under way for a session that ends here. Other workers, should it go on there, hear that
+  // this one is lost to it.
   void AbortSession(cluster::SessionId session, const absl::Status& status);
   // What comes for the session from now on is dropped.
   void ForgetSession(cluster::SessionId session);
@@ -151,8 +152,9 @@ class Collectives final : public cluster::CollectiveReceiver,
 
   absl::Status Join(CollectiveLaunch& launch, LaunchShare::Part& part, pjrt::FfiCall& call);
   void Ended(CollectiveLaunch& launch);
-  // Fails a launch here and, if `tell`, on the other workers of its program; gives the first cause.
-  absl::Status Abort(CollectiveLaunch& launch, const absl::Status& status, bool tell);
+  // Fails a launch here and, unless `told` is OK, with that on the other workers of its program; gives the
+  // first cause.
+  absl::Status Abort(CollectiveLaunch& launch, const absl::Status& status, const absl::Status& told);
   std::shared_ptr<CollectiveLaunch> FindOrExpect(const LaunchKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsOver(const LaunchKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
