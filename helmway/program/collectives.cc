@@ -315,7 +315,7 @@ absl::StatusOr<Elements> Measure(const HloInstructionProto& instruction, const S
     if (layout[i] < 0 || layout[i] >= shape.dimensions_size()) return Bad(instruction, "a layout of others");
     if (layout[i] == dimension) found = true;
     const int64_t size = shape.dimensions(static_cast<int>(layout[i]));
-    if (size < 0 || (size > 0 && elements.all > (int64_t{1} << 50) / size)) {
+    if (size < 0 || (size > 0 && elements.all > (int64_t{1} << 40) / size)) {
       return Bad(instruction, "a shape of no size");
     }
     elements.all *= size;
@@ -479,11 +479,11 @@ absl::StatusOr<Collective> ReadCollective(const ProgramSize& size, const HloModu
       int64_t expected = elements.all;
       if (*kind == CollectiveKind::kAllGather) expected *= members;
       if (*kind == CollectiveKind::kReduceScatter) expected /= members;
+      if (elements.all == 0 && of_result.all == 0) continue;
       if (expected != of_result.all || (cuts && elements.all % (blocks * members) != 0)) {
-        if (elements.all == 0) continue;
         return Bad(instruction, "operands and results of sizes that do not fit");
       }
-      const int64_t part = blocks == 0 ? 0 : elements.all / (cuts ? blocks * members : blocks);
+      const int64_t part = elements.all / (cuts ? blocks * members : blocks);
       if (along && part * bits % 8 != 0) return Missing(instruction, "parts that are no whole bytes");
     }
   }

@@ -502,7 +502,8 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
       partition.set_replica_device_ids(r, next++);
   }
   HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Client> compiler, worker_->CompilerFor(next));
-  HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*compiler->plugin()));
+  // Of interest only if the program has any.
+  const absl::Status prepared = ReplaceCollectivesHere::Prepare(*compiler->plugin());
   const std::string serialized_options = options.SerializeAsString();
   pjrt::CompileRequest request;
   request.code = command.code;
@@ -517,6 +518,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
   cluster::CompiledProgram result;
   HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec, Describe(*executable, virtual_devices, &result));
   if (spec.has_cross_device_ops) {
+    HELMWAY_RETURN_IF_ERROR(prepared);
     return absl::UnimplementedError(
         absl::StrCat("program ", result.name,
                      " has collectives between devices of different workers that the "
