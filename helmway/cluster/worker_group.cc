@@ -599,13 +599,32 @@ void GroupSession::Compile(CompileProgram command,
 void GroupSession::LoadEverywhere(ExecutableId id, const std::string& options, CompiledProgram compiled,
                                   absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) {
   std::vector<WorkerIndex> workers;
+  PlacementRef placement;
   {
     base::MutexLock lock(&mu_);
     const auto it = executables_.find(id);
-    if (it != executables_.end()) workers = it->second.workers;
+    if (it != executables_.end()) {
+      workers = it->second.workers;
+      placement = it->second.placement;
+    }
   }
   if (workers.empty()) return done(absl::CancelledError("the program was unloaded before it was loaded"));
   const auto serialized = std::make_shared<const std::string>(std::move(compiled.serialized));
+  std::vector<DeviceId> devices;
+  std::vector<ProgramWorker> program_workers;
+  if (compiled.has_collectives) {
+    devices = compiled.devices;
+    for (const WorkerIndex w : workers) {
+      ProgramWorker& worker = program_workers.emplace_back();
+      worker.address = group_->worker(w).peer_address();
+      if (worker.address.address.empty()) {
+        return done(absl::UnimplementedError("collectives with a worker that others can't reach"));
+      }
+      for (size_t i = 0; i < devices.size(); ++i) {
+        if (placement->at(i) == w) worker.positions.push_back(static_cast<int32_t>(i));
+      }
+    }
+  }
   auto all = std::make_shared<AllOf>(workers.size(), [compiled = std::move(compiled), done = std::move(done)](
                                                          const absl::Status& status) mutable {
     if (!status.ok()) return done(status);
@@ -616,6 +635,9 @@ void GroupSession::LoadEverywhere(ExecutableId id, const std::string& options, C
     load.executable = id;
     load.serialized = serialized;
     load.options = options;
+    load.devices = devices;
+    load.workers = program_workers;
+    load.self = static_cast<int32_t>(i);
     parts_[workers[i]]->Load(std::move(load), [all, i](const absl::Status& status) { all->Give(i, status); });
   }
 }

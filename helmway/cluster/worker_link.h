@@ -133,6 +133,10 @@ struct CopyBuffers {
 struct PeerAddress {
   std::string address;  // host:port
   uint64_t incarnation = 0;
+
+  friend bool operator==(const PeerAddress& a, const PeerAddress& b) {
+    return a.incarnation == b.incarnation && a.address == b.address;
+  }
 };
 
 // source[i] travels to a peer, where it becomes result[i].
@@ -200,11 +204,22 @@ struct CompileProgram {
   bool for_several_workers = false;
 };
 
+// One of the workers that run a program together.
+struct ProgramWorker {
+  PeerAddress address;
+  std::vector<int32_t> positions;  // of its devices among those of the program, ascending
+};
+
 // Loads what a worker has compiled for several.
 struct LoadProgram {
   ExecutableId executable = 0;
   std::shared_ptr<const std::string> serialized;
   std::string options;  // as in CompileProgram
+  // Of a program whose devices talk to each other, else empty: all its devices in order, and its workers, of
+  // which the one that loads is number `self`.
+  std::vector<DeviceId> devices;
+  std::vector<ProgramWorker> workers;
+  int32_t self = 0;
 };
 
 // What the compiler says about a program. All of it is as the plugin reports it.
@@ -220,7 +235,9 @@ struct CompiledProgram {
   absl::StatusOr<std::string> memory_stats =
       absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
   int64_t code_size_bytes = 0;
-  std::string serialized;  // only of programs for several workers
+  // Only of programs for several workers.
+  std::string serialized;
+  bool has_collectives = false;  // workers must know each other to load it
 };
 
 using CostProperties = std::map<std::string, AttributeValue>;
@@ -280,10 +297,42 @@ class SessionLink {
   virtual void Close() = 0;
 };
 
-// Takes buffers to other workers. Any thread.
+// What one worker gives to another in a collective of a launch.
+struct CollectivePart {
+  SessionId session = 0;
+  LaunchId launch = 0;
+  int64_t instruction = 0;  // of the program
+  int64_t occurrence = 0;   // how often the launch had come to this instruction before
+  int32_t group = 0;        // of the instruction
+  int32_t phase = 0;        // of the exchange
+  int32_t source = 0;       // position of the device that it comes from
+  base::HostBytes bytes;
+};
+
+// Takes what the collectives of other workers send. Any thread; must not block.
+class CollectiveReceiver {
+ public:
+  virtual ~CollectiveReceiver() = default;
+  // A launch or collective that this worker has not come to yet waits for it.
+  virtual void TakePart(CollectivePart part) = 0;
+  // The launch has failed on another worker, with the first cause that it knows.
+  virtual void TakeAbort(SessionId session, LaunchId launch, const absl::Status& status) = 0;
+  // A connection from or to a worker is lost.
+  virtual void PeerLost(const PeerAddress& peer, const absl::Status& status) = 0;
+};
+
+// Takes buffers and parts of collectives to other workers. Any thread.
 class PeerSender {
  public:
   virtual ~PeerSender() = default;
+  // Who is told when a connection that this opened is lost. To be called before anything is sent.
+  virtual void SetReceiver(std::weak_ptr<CollectiveReceiver> receiver) = 0;
+  // Opens the connection to a peer unless there is one, so that its loss is noticed.
+  virtual void Connect(const PeerAddress& to) = 0;
+  // In order for each peer, and never waits. What can't be delivered is lost, and the loss is told.
+  virtual void SendPart(const PeerAddress& to, CollectivePart part) = 0;
+  virtual void SendAbort(const PeerAddress& to, SessionId session, LaunchId launch,
+                         const absl::Status& status) = 0;
   // Contents without targets and memory kind, or why there are none. What can't be delivered is lost: the
   // receiver hears of it from whoever told it to receive.
   virtual void Send(const PeerAddress& to, SessionId session, BufferId result,

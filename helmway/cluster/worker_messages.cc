@@ -346,6 +346,59 @@ ReceiveBuffers FromProto(const proto::Receive& message) {
   return command;
 }
 
+proto::Load ToProto(const LoadProgram& command) {
+  proto::Load message;
+  message.set_executable(command.executable);
+  message.set_options(command.options);
+  Append(command.devices, message.mutable_devices());
+  for (const ProgramWorker& worker : command.workers) {
+    proto::ProgramWorker& one = *message.add_workers();
+    one.set_address(worker.address.address);
+    one.set_incarnation(worker.address.incarnation);
+    Append(worker.positions, one.mutable_positions());
+  }
+  message.set_self(command.self);
+  return message;
+}
+
+LoadProgram FromProto(const proto::Load& message) {
+  LoadProgram command;
+  command.executable = message.executable();
+  command.options = message.options();
+  command.devices.assign(message.devices().begin(), message.devices().end());
+  for (const proto::ProgramWorker& one : message.workers()) {
+    command.workers.push_back(
+        {{one.address(), one.incarnation()}, {one.positions().begin(), one.positions().end()}});
+  }
+  command.self = message.self();
+  return command;
+}
+
+proto::CollectivePart ToProto(const CollectivePart& part) {
+  proto::CollectivePart message;
+  message.set_session(part.session);
+  message.set_launch(part.launch);
+  message.set_instruction(part.instruction);
+  message.set_occurrence(part.occurrence);
+  message.set_group(part.group);
+  message.set_phase(part.phase);
+  message.set_source(part.source);
+  message.set_size(part.bytes.size);
+  return message;
+}
+
+CollectivePart FromProto(const proto::CollectivePart& message) {
+  CollectivePart part;
+  part.session = message.session();
+  part.launch = message.launch();
+  part.instruction = message.instruction();
+  part.occurrence = message.occurrence();
+  part.group = message.group();
+  part.phase = message.phase();
+  part.source = message.source();
+  return part;
+}
+
 proto::Program ToProto(const CompiledProgram& program) {
   proto::Program message;
   message.set_name(program.name);
@@ -363,6 +416,7 @@ proto::Program ToProto(const CompiledProgram& program) {
   }
   message.set_code_size_bytes(program.code_size_bytes);
   message.set_serialized(program.serialized);
+  message.set_has_collectives(program.has_collectives);
   return message;
 }
 
@@ -384,6 +438,7 @@ CompiledProgram FromProto(const proto::Program& message) {
   }
   program.code_size_bytes = message.code_size_bytes();
   program.serialized = message.serialized();
+  program.has_collectives = message.has_collectives();
   return program;
 }
 

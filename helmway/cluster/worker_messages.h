@@ -48,6 +48,11 @@ proto::Send ToProto(const SendBuffers& command);
 SendBuffers FromProto(const proto::Send& message);
 proto::Receive ToProto(const ReceiveBuffers& command);
 ReceiveBuffers FromProto(const proto::Receive& message);
+// Without the serialized program.
+proto::Load ToProto(const LoadProgram& command);
+LoadProgram FromProto(const proto::Load& message);
+proto::CollectivePart ToProto(const CollectivePart& part);
+CollectivePart FromProto(const proto::CollectivePart& message);
 proto::Program ToProto(const CompiledProgram& program);
 CompiledProgram FromProto(const proto::Program& message);
 

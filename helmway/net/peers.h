@@ -11,14 +11,15 @@
 namespace helmway::net {
 
 struct PeersOptions {
-  std::string software;  // of this process, for messages
+  std::string software;       // of this process, for messages
+  cluster::PeerAddress self;  // where this worker takes what others send, so that they know who speaks
   // Must outlive the sender.
   MessageStreamClient* streams = nullptr;
   std::shared_ptr<base::HostMemoryPool> host_memory;
 };
 
-// Sends buffers to other workers, over one stream to each that stays open until it breaks; a later buffer
-// then opens another.
+// Sends buffers and parts of collectives to other workers, over one stream to each that stays open until it
+// breaks; a later buffer then opens another. Whoever shares in a launch with that worker is told.
 std::unique_ptr<cluster::PeerSender> MakePeerSender(PeersOptions options);
 
 }  // namespace helmway::net

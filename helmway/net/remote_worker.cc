@@ -339,8 +339,7 @@ void RemoteSession::Load(cluster::LoadProgram command, absl::AnyInvocable<void(c
                         static_cast<int64_t>(command.serialized->size())};
   proto::Command message;
   proto::Load& load = *message.mutable_load();
-  load.set_executable(command.executable);
-  load.set_options(command.options);
+  load = cluster::ToProto(command);
   load.set_size(bytes.size);
   if (bytes.size > kMaxInlineBytes) {
     load.set_transfer(transfers_.Send(std::move(bytes)));

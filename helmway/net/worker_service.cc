@@ -119,6 +119,10 @@ class PeerReceiver final : public MessageReceiver {
   void OnEnd(const absl::Status& /*status*/) override {
     stream_ = nullptr;
     transfers_.Fail(absl::DataLossError("the worker that was sending this is lost"));
+    if (peer_.address.empty()) return;
+    if (const auto collectives = sessions_->options().collectives.lock()) {
+      collectives->PeerLost(peer_, absl::UnavailableError("its stream has ended"));
+    }
   }
 
  private:
@@ -128,9 +132,18 @@ class PeerReceiver final : public MessageReceiver {
     if (!greeted_) {
       if (!peer.has_hello()) return absl::InvalidArgumentError("a peer begins with Hello");
       greeted_ = true;
+      peer_ = {peer.hello().peer_address(), peer.hello().peer_incarnation()};
       return sessions_->Check(peer.hello());
     }
     if (peer.has_piece()) return transfers_.OnPiece(peer.piece().transfer(), peer.piece().size(), frame);
+    if (peer.has_part()) return TakePart(peer.part(), frame);
+    if (peer.has_abort()) {
+      if (const auto collectives = sessions_->options().collectives.lock()) {
+        collectives->TakeAbort(peer.abort().session(), peer.abort().launch(),
+                               cluster::FromProto(peer.abort().status()));
+      }
+      return absl::OkStatus();
+    }
     if (!peer.has_arrival())
       return absl::InvalidArgumentError("a peer's message that this worker does not know");
     const proto::Arrival& arrival = peer.arrival();
@@ -164,10 +177,37 @@ class PeerReceiver final : public MessageReceiver {
     return absl::OkStatus();
   }
 
+  absl::Status TakePart(const proto::CollectivePart& message, const FrameReader& frame) {
+    const std::shared_ptr<cluster::CollectiveReceiver> collectives = sessions_->options().collectives.lock();
+    if (collectives == nullptr) return absl::UnimplementedError("this worker has no part in collectives");
+    auto deliver = [collectives,
+                    part = cluster::FromProto(message)](absl::StatusOr<base::HostBytes> bytes) mutable {
+      if (!bytes.ok()) return collectives->TakeAbort(part.session, part.launch, bytes.status());
+      part.bytes = *std::move(bytes);
+      collectives->TakePart(std::move(part));
+    };
+    if (message.transfer() != 0) {
+      transfers_.Await(message.transfer(), std::move(deliver));
+      return absl::OkStatus();
+    }
+    if (frame.size() != message.size()) {
+      return absl::InvalidArgumentError("a part of a collective announces other bytes than follow it");
+    }
+    absl::StatusOr<base::HostBlock> block = sessions_->options().host_memory->Allocate(frame.size());
+    if (!block.ok()) {
+      deliver(block.status());
+      return absl::OkStatus();
+    }
+    frame.CopyTo(block->data);
+    deliver((*std::move(block)).Finish());
+    return absl::OkStatus();
+  }
+
   const std::shared_ptr<ServedSessions> sessions_;
   std::shared_ptr<MessageStream> stream_;
   Transfers transfers_;
   bool greeted_ = false;
+  cluster::PeerAddress peer_;
 };
 
 class CommandReceiver final : public MessageReceiver {
@@ -371,9 +411,7 @@ class CommandReceiver final : public MessageReceiver {
       }
       case proto::Command::kLoad: {
         const proto::Load& load = command.load();
-        cluster::LoadProgram program;
-        program.executable = load.executable();
-        program.options = load.options();
+        cluster::LoadProgram program = cluster::FromProto(load);
         auto done = [stream = stream_, call](const absl::Status& status) {
           proto::Event event;
           event.set_call(call);

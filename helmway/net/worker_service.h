@@ -23,6 +23,7 @@ struct WorkerServiceOptions {
   std::shared_ptr<base::HostMemoryPool> host_memory;
   std::string peer_address;           // where other workers reach this one; empty: they don't
   ReceiveFromPeer receive_from_peer;  // not called if there is no address
+  std::weak_ptr<cluster::CollectiveReceiver> collectives;
 };
 
 // Serves a worker to proxies in other processes (cluster/worker.proto): what comes on the streams of a

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -254,7 +255,56 @@ base::Mutex& ReferenceLock(const PJRT_Buffer* buffer) {
   return locks[std::hash<const void*>()(buffer) / alignof(std::max_align_t) % locks.size()];
 }
 
+// What a view keeps. The reference goes before the buffer that it belongs to.
+struct Shared {
+  std::shared_ptr<const void> keep;
+  ExternalReference reference;
+};
+
 }  // namespace
+
+absl::StatusOr<Buffer> Buffer::ShareWith(const std::shared_ptr<const Client>& to,
+                                         std::shared_ptr<const void> keep) const {
+  const Memory* target = memory() == nullptr ? nullptr : to->FindMemory(memory()->id());
+  const Device* target_device = device() == nullptr ? nullptr : to->FindDevice(device()->id());
+  const ElementType type = element_type();
+  if (target == nullptr || target_device == nullptr) {
+    return absl::InvalidArgumentError("the other client has no such device or memory");
+  }
+  absl::StatusOr<int> pjrt_type = ToPjrtBufferType(type);
+  if (!pjrt_type.ok()) return pjrt_type.status();
+  const absl::Span<const int64_t> dims = dimensions();
+  if (absl::StatusOr<size_t> bytes = DenseHostBytes(type, dims); !bytes.ok()) return bytes.status();
+  absl::StatusOr<MemoryLayout> layout = GetMemoryLayout();
+  if (!layout.ok()) return layout.status();
+  if (!layout->tiles.empty()) return absl::UnimplementedError("sharing a buffer with a tiled layout");
+  absl::StatusOr<ExternalReference> reference = ExternalReference::Acquire(*this);
+  if (!reference.ok()) return reference.status();
+  PJRT_Buffer_MemoryLayout pjrt_layout{.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE,
+                                       .type = PJRT_Buffer_MemoryLayout_Type_Tiled};
+  pjrt_layout.tiled =
+      PJRT_Buffer_MemoryLayout_Tiled{.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE,
+                                     .minor_to_major = layout->minor_to_major.data(),
+                                     .minor_to_major_size = layout->minor_to_major.size()};
+  auto shared = std::make_unique<Shared>(Shared{std::move(keep), *std::move(reference)});
+  PJRT_Client_CreateViewOfDeviceBuffer_Args args{
+      .struct_size = PJRT_Client_CreateViewOfDeviceBuffer_Args_STRUCT_SIZE,
+      .client = to->get(),
+      .device_buffer_ptr = const_cast<void*>(shared->reference.data()),
+      .dims = dims.data(),
+      .num_dims = dims.size(),
+      .element_type = static_cast<PJRT_Buffer_Type>(*pjrt_type),
+      // Left out where it can be: it has no words for packed elements.
+      .layout = layout->IsDenseRowMajor() ? nullptr : &pjrt_layout,
+      .device = target_device->get(),
+      .on_delete_callback = [](void* /*data*/, void* arg) { delete static_cast<Shared*>(arg); },
+      .on_delete_callback_arg = shared.get(),
+      .memory = target->get()};
+  const PJRT_Api* api = client_->api();
+  if (absl::Status s = ToStatus(api, api->PJRT_Client_CreateViewOfDeviceBuffer(&args)); !s.ok()) return s;
+  shared.release();
+  return Buffer(to, args.buffer);
+}
 
 absl::StatusOr<ExternalReference> ExternalReference::Acquire(const Buffer& buffer) {
   const PJRT_Api* api = buffer.client()->api();

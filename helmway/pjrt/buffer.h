@@ -74,6 +74,14 @@ class Buffer {
   // dropped. UNIMPLEMENTED for byte strides that do not describe a dense array.
   absl::StatusOr<Event> ToHost(void* dst, size_t dst_size, const HostLayout& layout = {}) const;
 
+  // The same memory as a buffer of `to`, another client of this plugin, on its device and in its memory of
+  // the same id. No bytes move, and nothing is ordered: this buffer must be ready and without error, and stay
+  // so. `keep` keeps this buffer alive; it is dropped, on any thread, when the view and what uses it have let
+  // go. A program that donates the view may write the memory. INVALID_ARGUMENT for a buffer without memory of
+  // its own (a token).
+  absl::StatusOr<Buffer> ShareWith(const std::shared_ptr<const Client>& to,
+                                   std::shared_ptr<const void> keep) const;
+
   // INVALID_ARGUMENT for a token.
   absl::StatusOr<MemoryLayout> GetMemoryLayout() const;
   // The same as the plugin's text form, e.g. "{1,0}" or "{0:E(4)}". UNIMPLEMENTED without the Layouts

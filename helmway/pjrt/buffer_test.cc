@@ -403,5 +403,82 @@ TEST_F(BufferTest, ViewsThatCannotBeAreReleasedAtOnce) {
   EXPECT_EQ(released, 5);
 }
 
+// A buffer, and a word that tells when nothing keeps it any more.
+struct Kept {
+  explicit Kept(Buffer held) : buffer(std::move(held)) {}
+  Buffer buffer;
+};
+
+TEST_F(BufferTest, SharedWithAnotherClient) {
+  auto other = MakeClient(2);
+  auto kept = std::make_shared<Kept>(
+      MakeBuffer<float>(*client_, ElementType::kF32, {1, 2, 3, 4, 5, 6}, {2, 3}, client_->devices()[1]));
+  std::weak_ptr<Kept> alive = kept;
+  auto view = kept->buffer.ShareWith(other, kept);
+  ASSERT_TRUE(view.ok()) << view.status();
+  kept.reset();
+  EXPECT_FALSE(alive.expired());
+  EXPECT_EQ(view->client(), other);
+  EXPECT_EQ(view->device(), other->devices()[1]);
+  EXPECT_THAT(view->dimensions(), ElementsAre(2, 3));
+  EXPECT_EQ(*view->OpaqueDevicePointer(), *alive.lock()->buffer.OpaqueDevicePointer());
+
+  auto twice = Compile(*other, R"(
+    module @twice { func.func @main(%x: tensor<2x3xf32>) -> tensor<2x3xf32> {
+      %y = stablehlo.add %x, %x : tensor<2x3xf32>
+      return %y : tensor<2x3xf32> } })",
+                       TestCompileOptions(1, {other->devices()[1]->id()}));
+  Buffer* args[] = {&*view};
+  Buffer out[1];
+  Event done;
+  ASSERT_TRUE(twice->ExecuteOn(other->devices()[1], args, absl::MakeSpan(out), &done).ok());
+  ASSERT_TRUE(done.Await().ok());
+  EXPECT_THAT(Read<float>(out[0]), ElementsAre(2, 4, 6, 8, 10, 12));
+  view->Reset();
+  EXPECT_TRUE(alive.expired());
+
+  // And back: what the other client has made becomes a buffer of the first.
+  auto result = std::make_shared<Kept>(std::move(out[0]));
+  auto back = result->buffer.ShareWith(client_, result);
+  ASSERT_TRUE(back.ok()) << back.status();
+  result.reset();
+  auto copy = back->CopyToDevice(client_->devices()[0]);
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_THAT(Read<float>(*copy), ElementsAre(2, 4, 6, 8, 10, 12));
+  EXPECT_THAT(Read<float>(*back), ElementsAre(2, 4, 6, 8, 10, 12));
+}
+
+TEST_F(BufferTest, SharedBuffersOfAnyKind) {
+  auto other = MakeClient(2);
+  const auto check = [&](Buffer made) {
+    auto kept = std::make_shared<Kept>(std::move(made));
+    const Buffer& buffer = kept->buffer;
+    auto view = buffer.ShareWith(other, kept);
+    ASSERT_TRUE(view.ok()) << view.status();
+    EXPECT_EQ(view->element_type(), buffer.element_type());
+    EXPECT_EQ(view->memory()->kind(), buffer.memory()->kind());
+    EXPECT_EQ(view->GetMemoryLayout()->minor_to_major, buffer.GetMemoryLayout()->minor_to_major);
+    EXPECT_EQ(Read<uint8_t>(*view), Read<uint8_t>(buffer));
+  };
+  check(MakeBuffer<uint8_t>(*client_, ElementType::kS4, {1, 2, 3}, {3}));
+  check(MakeBuffer<uint8_t>(*client_, ElementType::kPred, {1}, {}));
+  check(MakeBuffer<float>(*client_, ElementType::kF32, {}, {0, 3}));
+  const float values[] = {1, 2, 3, 4, 5, 6};
+  const int64_t column_major[] = {0, 1};
+  auto laid_out = client_->BufferFromHost({.data = values,
+                                           .type = ElementType::kF32,
+                                           .dims = {2, 3},
+                                           .device = device_,
+                                           .minor_to_major = column_major});
+  ASSERT_TRUE(laid_out.ok());
+  check(std::move(laid_out->buffer));
+  auto pinned = client_->BufferFromHost({.data = values,
+                                         .type = ElementType::kF32,
+                                         .dims = {2, 3},
+                                         .memory = device_->FindMemory("pinned_host")});
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  check(std::move(pinned->buffer));
+}
+
 }  // namespace
 }  // namespace helmway::pjrt

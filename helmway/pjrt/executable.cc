@@ -11,6 +11,7 @@
 #include "helmway/pjrt/extensions.h"
 #include "helmway/pjrt/layout_text.h"
 #include "helmway/pjrt/named_value.h"
+#include "helmway/pjrt/run_context.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -35,6 +36,7 @@ GrownExecuteOptions ToPjrt(const ExecuteOptions& options) {
   result.base.launch_id = options.launch_id;
   result.base.non_donatable_input_indices = options.non_donatable_input_indices.data();
   result.base.num_non_donatable_input_indices = options.non_donatable_input_indices.size();
+  if (options.context != nullptr) result.base.context = options.context->get();
   return result;
 }
 

@@ -22,12 +22,15 @@ namespace helmway::pjrt {
 
 class Client;
 class Device;
+class RunContext;
 
 struct ExecuteOptions {
   // Not 0: the id of this run, the same on every device of it. Programs see it as their run id.
   int32_t launch_id = 0;
   // Arguments to keep although the program donates them. Must live during the call.
   absl::Span<const int64_t> non_donatable_input_indices;
+  // What the custom calls of the run can reach; null: nothing.
+  const RunContext* context = nullptr;
 };
 
 // A program in a plugin's portable form.

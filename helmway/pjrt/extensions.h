@@ -3,8 +3,8 @@
 
 // Parts of the plugin interface that the vendored C header does not declare: extensions, and what versions
 // after its own added. Declared after their public definitions in OpenXLA (xla/pjrt/c/pjrt_c_api.h and
-// xla/pjrt/c/pjrt_c_api_{layouts,shardings,ffi}_extension.h), plugin interface 0.81 to 0.115. Only sources
-// and tests of this folder include it.
+// xla/pjrt/c/pjrt_c_api_{layouts,shardings,ffi,xla_transform}_extension.h), plugin interface 0.81 to 0.115.
+// Only sources and tests of this folder include it.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +16,7 @@ namespace helmway::pjrt {
 
 // PJRT_Extension_Type of extensions younger than the vendored header.
 inline constexpr int kShardingsExtensionType = 19;
+inline constexpr int kXlaTransformExtensionType = 24;
 
 // The number in an enum field that a plugin younger than the header wrote. Reading it as the enum would be
 // undefined for numbers that the enum cannot hold.
@@ -126,11 +127,64 @@ struct FfiRegisterHandlerArgs {
   unsigned traits;
 };
 
+// What a run carries for its custom calls; `type_id` is one that the custom call interface has given out.
+struct FfiUserDataAddArgs {
+  size_t struct_size;
+  PJRT_Extension_Base* extension_start;
+  PJRT_ExecuteContext* context;
+  int64_t type_id;
+  void* data;
+};
+
 struct FfiExtension {
   PJRT_Extension_Base base;
   void* type_register;
-  void* user_data_add;
+  PJRT_Error* (*user_data_add)(FfiUserDataAddArgs*);
   PJRT_Error* (*register_handler)(FfiRegisterHandlerArgs*);
+};
+
+// ------------------------------------------------------------------ XlaTransform, type 24
+inline constexpr int64_t kXlaTransformVersion = 1;
+inline constexpr int kBeforeScheduling = 0;
+
+struct TransformText {
+  const char* data;
+  size_t size;
+};
+
+struct TransformArgs {
+  size_t struct_size;
+  int64_t api_version;
+  void* data;                   // out: for cleanup
+  void (*cleanup)(void* data);  // out: called once the rest has been read; may be null
+  bool has_error;               // out
+  PJRT_Error_Code code;         // out; plugins ignore it
+  TransformText error;          // out
+  TransformText module;         // a serialized xla.HloModuleProto
+  TransformText new_module;     // out: the same
+  bool changed;                 // out
+};
+
+struct TransformCallbacks {
+  int64_t version;
+  void (*destroy)(TransformCallbacks*);  // may be null
+  void (*transform)(TransformCallbacks*, TransformArgs*);
+};
+
+struct RegisterTransformArgs {
+  size_t struct_size;  // no extension_start here
+  const char* name;
+  size_t name_size;
+  int stage;
+  TransformCallbacks* callbacks;  // must live as long as the plugin
+};
+
+struct XlaTransformExtension {
+  PJRT_Extension_Base base;
+  PJRT_Error* (*register_transform)(RegisterTransformArgs*);
+  void* clear_transform;
+  void* pass_pipeline_trace;
+  void* destroy_pass_pipeline_trace;
 };
 
 // ------------------------------------------------------------------ since 0.82: error buffers

@@ -12,6 +12,7 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
+#include "helmway/pjrt/ffi_api.h"
 #include "pjrt_c_api.h"
 #include "xla_ffi_c_api.h"
 
@@ -61,22 +62,6 @@ absl::Status Register(const Plugin& plugin, absl::string_view target, absl::stri
   return ToStatus(plugin.api(), plugin.ffi()->register_handler(&args));
 }
 
-// The custom call interface of a plugin, valid for the rest of the process.
-absl::StatusOr<const XLA_FFI_Api*> FfiApiOf(const Plugin& plugin) {
-  static base::Mutex& mu = *new base::Mutex;
-  static auto& known = *new std::map<const PJRT_Api*, const XLA_FFI_Api*>;
-  base::MutexLock lock(&mu);
-  if (const auto it = known.find(plugin.api()); it != known.end()) return it->second;
-  probed_api.store(nullptr, std::memory_order_relaxed);
-  HELMWAY_RETURN_IF_ERROR(Register(plugin, "helmway_probe", "Host", &Probe));
-  const XLA_FFI_Api* api = probed_api.load(std::memory_order_acquire);
-  if (api == nullptr) {
-    return absl::UnimplementedError(
-        absl::StrCat("the PJRT plugin '", plugin.path(), "' does not show its custom call interface"));
-  }
-  return known[plugin.api()] = api;
-}
-
 absl::StatusOr<ApiVersion> VersionOf(const XLA_FFI_Api* api, FfiHandler* handler) {
   XLA_FFI_Metadata metadata = {};
   metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
@@ -122,6 +107,54 @@ constexpr std::array<FfiHandler*, kMaxForwarded> kForwarders =
 std::string Text(ApiVersion version) { return absl::StrCat(version.major, ".", version.minor); }
 
 }  // namespace
+
+absl::StatusOr<const XLA_FFI_Api*> FfiApiOf(const Plugin& plugin) {
+  static base::Mutex& mu = *new base::Mutex;
+  static auto& known = *new std::map<const PJRT_Api*, const XLA_FFI_Api*>;
+  base::MutexLock lock(&mu);
+  if (const auto it = known.find(plugin.api()); it != known.end()) return it->second;
+  probed_api.store(nullptr, std::memory_order_relaxed);
+  HELMWAY_RETURN_IF_ERROR(Register(plugin, "helmway_probe", "Host", &Probe));
+  const XLA_FFI_Api* api = probed_api.load(std::memory_order_acquire);
+  if (api == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("the PJRT plugin '", plugin.path(), "' does not show its custom call interface"));
+  }
+  return known[plugin.api()] = api;
+}
+
+absl::StatusOr<int64_t> RunDataTypeId(const XLA_FFI_Api* api) {
+  static base::Mutex& mu = *new base::Mutex;
+  static auto& known = *new std::map<const XLA_FFI_Api*, int64_t>;
+  base::MutexLock lock(&mu);
+  if (const auto it = known.find(api); it != known.end()) return it->second;
+  constexpr absl::string_view kName = "helmway_run_data";
+  XLA_FFI_TypeId id = {0};  // to be chosen
+  XLA_FFI_TypeInfo info = {XLA_FFI_TypeInfo_STRUCT_SIZE, nullptr, nullptr};
+  XLA_FFI_Type_Register_Args args = {
+      XLA_FFI_Type_Register_Args_STRUCT_SIZE, nullptr, {kName.data(), kName.size()}, &id, &info};
+  HELMWAY_RETURN_IF_ERROR(TakeFfiError(api, api->XLA_FFI_Type_Register(&args)));
+  return known[api] = id.type_id;
+}
+
+XLA_FFI_Error* MakeFfiError(const XLA_FFI_Api* api, const absl::Status& status) {
+  const std::string message(status.message());
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
+                                    static_cast<XLA_FFI_Error_Code>(status.code())};
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+absl::Status TakeFfiError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (error == nullptr) return absl::OkStatus();
+  XLA_FFI_Error_GetDetails_Args details = {XLA_FFI_Error_GetDetails_Args_STRUCT_SIZE, nullptr, error, nullptr,
+                                           XLA_FFI_Error_Code_UNKNOWN};
+  api->XLA_FFI_Error_GetDetails(&details);
+  absl::Status status(static_cast<absl::StatusCode>(details.errc),
+                      details.message == nullptr ? "" : details.message);
+  XLA_FFI_Error_Destroy_Args destroy = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
+  api->XLA_FFI_Error_Destroy(&destroy);
+  return status;
+}
 
 absl::StatusOr<ApiVersion> FfiHandlerVersion(const Plugin& plugin, FfiHandler* handler) {
   HELMWAY_ASSIGN_OR_RETURN(const XLA_FFI_Api* api, FfiApiOf(plugin));

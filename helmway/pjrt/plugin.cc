@@ -54,7 +54,9 @@ Plugin::Plugin(std::string path, const PJRT_Api* api)
       layouts_(Find<LayoutsExtension>(api, PJRT_Extension_Type_Layouts,
                                       offsetof(LayoutsExtension, output_layouts))),
       shardings_(Find<ShardingsExtension>(api, kShardingsExtensionType, sizeof(ShardingsExtension))),
-      ffi_(Find<FfiExtension>(api, PJRT_Extension_Type_FFI, sizeof(FfiExtension))) {}
+      ffi_(Find<FfiExtension>(api, PJRT_Extension_Type_FFI, sizeof(FfiExtension))),
+      xla_transform_(Find<XlaTransformExtension>(api, kXlaTransformExtensionType,
+                                                 offsetof(XlaTransformExtension, clear_transform))) {}
 
 absl::StatusOr<std::shared_ptr<Plugin>> Plugin::Load(const std::string& path) {
   struct stat info;

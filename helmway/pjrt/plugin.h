@@ -14,6 +14,7 @@ namespace helmway::pjrt {
 struct LayoutsExtension;
 struct ShardingsExtension;
 struct FfiExtension;
+struct XlaTransformExtension;
 
 struct ApiVersion {
   int major = 0;
@@ -49,6 +50,7 @@ class Plugin {
   const LayoutsExtension* layouts() const { return layouts_; }
   const ShardingsExtension* shardings() const { return shardings_; }
   const FfiExtension* ffi() const { return ffi_; }
+  const XlaTransformExtension* xla_transform() const { return xla_transform_; }
 
  private:
   Plugin(std::string path, const PJRT_Api* api);
@@ -61,6 +63,7 @@ class Plugin {
   const LayoutsExtension* layouts_ = nullptr;
   const ShardingsExtension* shardings_ = nullptr;
   const FfiExtension* ffi_ = nullptr;
+  const XlaTransformExtension* xla_transform_ = nullptr;
 };
 
 }  // namespace helmway::pjrt

@@ -73,6 +73,8 @@ TEST_F(PluginTest, ExtensionsHaveTheDeclaredForm) {
   EXPECT_EQ(plugin_->shardings()->base.struct_size, sizeof(ShardingsExtension));
   ASSERT_NE(plugin_->ffi(), nullptr);
   EXPECT_EQ(plugin_->ffi()->base.struct_size, sizeof(FfiExtension));
+  ASSERT_NE(plugin_->xla_transform(), nullptr);
+  EXPECT_EQ(plugin_->xla_transform()->base.struct_size, sizeof(XlaTransformExtension));
 }
 
 }  // namespace

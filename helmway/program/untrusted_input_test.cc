@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "helmway/program/collectives.h"
 #include "helmway/program/layout.h"
 #include "helmway/program/named_sharding.h"
 #include "helmway/program/sharding.h"
@@ -319,6 +320,35 @@ TEST(UntrustedInput, NamedShardingsPlaceShardsByMeshCoordinates) {
       const bool whole = (*sharding)->IsFullyReplicated();
       ASSERT_EQ((*domains)[position].origin, whole ? std::vector<int64_t>(2, 0) : origin)
           << "device " << position;
+    }
+  }
+}
+
+// Modules with every form of collective, damaged, for programs of any size.
+TEST(UntrustedInputTest, Collectives) {
+  Random random;
+  for (const char* name : {"hlo_text_instructions.pb", "hlo_text_all_to_all.pb", "hlo_text_all_gather.pb"}) {
+    std::ifstream file(std::string(HELMWAY_PROGRAM_TESTDATA) + "/" + name, std::ios::binary);
+    const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    ASSERT_FALSE(bytes.empty()) << name;
+    for (int i = 0; i < 2000; ++i) {
+      xla::HloModuleProtoWithConfig program;
+      if (!program.ParseFromString(random.Damage(bytes))) continue;
+      xla::HloModuleProto& module = *program.mutable_hlo_module();
+      const ProgramSize size = {random.Between(0, 9), random.Between(0, 9)};
+      for (const auto& computation : module.computations()) {
+        for (const auto& instruction : computation.instructions()) {
+          const absl::StatusOr<Collective> read = ReadCollective(size, module, instruction);
+          if (!read.ok()) continue;
+          for (const auto& group : read->groups) {
+            for (const int64_t device : group) {
+              ASSERT_GE(device, 0);
+              ASSERT_LT(device, size.replicas * size.partitions);
+            }
+          }
+        }
+      }
+      ReplaceCollectives(size, &module).status().IgnoreError();
     }
   }
 }

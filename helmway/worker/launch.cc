@@ -10,11 +10,13 @@ namespace helmway::worker {
 
 LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
                            uint64_t user_context, std::shared_ptr<const std::atomic<bool>> cancelled,
-                           absl::AnyInvocable<void(const absl::Status&)> on_done)
+                           absl::AnyInvocable<void(const absl::Status&)> on_done,
+                           std::unique_ptr<LaunchShare> share)
     : program_(std::move(program)),
       launch_id_(launch_id),
       user_context_(user_context),
       cancelled_(std::move(cancelled)),
+      share_(std::move(share)),
       on_done_(std::move(on_done)) {}
 
 absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const {
@@ -22,13 +24,14 @@ absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQue
   for (const SlotRef& argument : part.arguments) {
     // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own
     // work.
-    const bool wait = argument->producer != queue || program_->starts_together() || !argument->buffer;
+    const bool wait = argument->producer != queue || (program_->starts_together() && share_ == nullptr) ||
+                      !argument->buffer;
     if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
     }
     if (!argument->buffer) return absl::InvalidArgumentError("strings cannot be arguments of an XLA program");
   }
-  return absl::OkStatus();
+  return share_ == nullptr ? absl::OkStatus() : share_->status();
 }
 
 bool LaunchRecord::InputsAreHere(size_t index, const DeviceQueue* queue) const {
@@ -52,6 +55,8 @@ absl::Status LaunchRecord::Meet(const absl::Status& mine) {
 void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   LaunchPart& part = parts_[index];
   absl::Status status = PrepareInputs(part, queue);
+  // At once, since peers may wait for this part while it waits for the other parts here.
+  if (share_ != nullptr) status = share_->Settle(status);
   if (program_->has_cross_device_ops) {
     queue->WaitUntilIdle();
   } else if (status.ok()) {
@@ -76,6 +81,16 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   pjrt::ExecuteOptions options;
   options.launch_id = launch_id_;
   options.non_donatable_input_indices = part.kept_arguments;
+  if (share_ != nullptr) {
+    absl::StatusOr<const pjrt::RunContext*> context =
+        share_->Context(*program_->executable->client()->plugin(), index, program_->positions[index]);
+    if (!context.ok()) {
+      part.arguments.clear();
+      FinishPart(index, context.status());
+      return;
+    }
+    options.context = *context;
+  }
   status = program_->executable->ExecuteOn(queue->device(), absl::MakeSpan(arguments),
                                            absl::MakeSpan(outputs), &complete, options);
   // The plugin holds what the run needs; memory that nobody else wants is free as soon as the run is over.
@@ -104,10 +119,11 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
 
 void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {
   LaunchRef keep(this);
-  const absl::Status status = wire::WithUserContext(error, user_context_);
   LaunchPart& part = parts_[index];
   part.results.clear();
   const async::CompletionRef done = std::move(part.done);
+  const absl::Status status =
+      wire::WithUserContext(share_ == nullptr ? error : share_->Settle(error), user_context_);
   done->Finish(status);
   bool last;
   absl::Status outcome;

@@ -14,6 +14,7 @@
 #include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
 #include "helmway/pjrt/executable.h"
+#include "helmway/worker/collectives.h"
 #include "helmway/worker/slot.h"
 
 namespace helmway::worker {
@@ -24,8 +25,11 @@ class DeviceQueue;
 struct LoadedProgram {
   std::unique_ptr<pjrt::LoadedExecutable> executable;
   std::vector<DeviceQueue*> queues;  // of its devices in assignment order
-  // The program's devices talk to each other while it runs.
+  // The program's devices talk to each other while it runs, by XLA's own means.
   bool has_cross_device_ops = false;
+  // By ours; then these are the positions of the queues' devices in the program. Else null and empty.
+  std::shared_ptr<CollectiveProgram> collectives;
+  std::vector<int32_t> positions;
   // On several devices: its parts start together or not at all. XLA's CPU client lets no program of several
   // devices begin before every device of the one before it has been called.
   bool starts_together() const { return queues.size() > 1; }
@@ -47,7 +51,8 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
  public:
   LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id, uint64_t user_context,
                std::shared_ptr<const std::atomic<bool>> cancelled,
-               absl::AnyInvocable<void(const absl::Status&)> on_done);
+               absl::AnyInvocable<void(const absl::Status&)> on_done,
+               std::unique_ptr<LaunchShare> share = nullptr);
 
   const LoadedProgram& program() const { return *program_; }
   std::vector<LaunchPart>& parts() { return parts_; }
@@ -55,8 +60,9 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   // Runs part `index` on the calling thread, which must be that of `queue`. Blocks while inputs are made
   // elsewhere, while the queue's device has its fill of launches, and for programs of several devices until
   // all parts have come this far with their inputs: a part starts only when all start. With cross-device
-  // operations it also waits until nothing else is in flight, since XLA's collectives hold a thread for each
-  // device and abort the process when peers stay away.
+  // operations of XLA it also waits until nothing else is in flight, since XLA's collectives hold a thread
+  // for each device and abort the process when peers stay away. With our collectives inputs that earlier
+  // launches of the queue make need not be there: whoever fails tells the others.
   void RunPart(size_t index, DeviceQueue* queue);
 
   // Whether RunPart would not have to wait for an input.
@@ -75,6 +81,7 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   const int32_t launch_id_;
   const uint64_t user_context_;
   const std::shared_ptr<const std::atomic<bool>> cancelled_;
+  const std::unique_ptr<LaunchShare> share_;  // null for programs without our collectives
   absl::AnyInvocable<void(const absl::Status&)> on_done_;
   std::vector<LaunchPart> parts_;
 

@@ -236,8 +236,13 @@ void Session::Execute(cluster::Launch launch) {
     }
     return;
   }
-  LaunchRef record = base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id),
-                                                 launch.user_context, cancelled_, std::move(launch.on_done));
+  std::unique_ptr<LaunchShare> share;
+  if (program->collectives != nullptr) {
+    share = worker_->collectives().Begin(id_, launch.id, program->collectives, program->queues.size());
+  }
+  LaunchRef record =
+      base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), launch.user_context, cancelled_,
+                                  std::move(launch.on_done), std::move(share));
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
@@ -395,7 +400,12 @@ void Session::Send(cluster::SendBuffers command) {
     async::CompletionRef ready = slot->ready;
     ready->OnDone([self = shared_from_this(), hold = ReadHold(std::move(slot)),
                    deliver](const absl::Status& status) mutable {
-      if (!status.ok()) return deliver(status);
+      if (!status.ok()) {
+        // The end of this worker's part of the session is no answer: the proxy tells the receiver of the
+        // loss.
+        if (!self->cancelled_->load()) deliver(status);
+        return;
+      }
       absl::StatusOr<cluster::HostContents> contents = Describe(*hold);
       if (!contents.ok()) return deliver(contents.status());
       // What is sent is dense and row-major; the receiver lays it out as here.
@@ -580,20 +590,25 @@ void Session::Await(const std::vector<cluster::BufferNames>& buffers,
   });
 }
 
-absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
-  pjrt::CompileRequest request;
-  request.code = command.code;
-  request.serialized_options = command.options;
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = worker_->client().Compile(request);
+absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileWith(
+    const pjrt::Client& client, const pjrt::CompileRequest& request) {
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = client.Compile(request);
   if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
     // JAX's custom calls are loaded when the first program wants one.
-    if (worker_->custom_calls().Load().ok()) compiled = worker_->client().Compile(request);
+    if (worker_->custom_calls().Load().ok()) compiled = client.Compile(request);
     if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
       return worker_->custom_calls().Explain(compiled.status());
     }
   }
-  HELMWAY_RETURN_IF_ERROR(compiled.status());
-  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
+  return compiled;
+}
+
+absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+  pjrt::CompileRequest request;
+  request.code = command.code;
+  request.serialized_options = command.options;
+  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                           CompileWith(worker_->client(), request));
   std::vector<cluster::DeviceId> devices;
   auto program = std::make_shared<LoadedProgram>();
   for (const pjrt::Device* device : executable->addressable_devices()) {
@@ -628,29 +643,63 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
       partition.set_replica_device_ids(r, next++);
   }
   HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Client> compiler, worker_->CompilerFor(next));
+  // Of interest only if the program has any.
+  const absl::Status prepared = ReplaceCollectivesHere::Prepare(*compiler->plugin());
   const std::string serialized_options = options.SerializeAsString();
   pjrt::CompileRequest request;
   request.code = command.code;
   request.serialized_options = serialized_options;
-  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable, compiler->Compile(request));
+  ReplaceCollectivesHere replace({replicas, replicas == 0 ? 0 : next / replicas});
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = CompileWith(*compiler, request);
+  if (!replace.status().ok()) return replace.status();
+  HELMWAY_RETURN_IF_ERROR(compiled.status());
+  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
   std::vector<cluster::DeviceId> virtual_devices(static_cast<size_t>(next));
   for (int i = 0; i < next; ++i) virtual_devices[static_cast<size_t>(i)] = i;
   cluster::CompiledProgram result;
   HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec, Describe(*executable, virtual_devices, &result));
   if (spec.has_cross_device_ops) {
+    HELMWAY_RETURN_IF_ERROR(prepared);
     return absl::UnimplementedError(
-        absl::StrCat("program ", result.name, " has collectives between devices of different workers"));
+        absl::StrCat("program ", result.name,
+                     " has collectives between devices of different workers that the "
+                     "plugin has not let us replace"));
   }
+  result.has_collectives = replace.replaced();
   HELMWAY_ASSIGN_OR_RETURN(result.serialized, executable->Serialize());
   return result;
 }
 
 absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
-  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                           worker_->client().DeserializeAndLoad(*command.serialized, command.options));
   auto program = std::make_shared<LoadedProgram>();
+  if (!command.workers.empty()) {
+    HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*worker_->client().plugin()));
+    HELMWAY_ASSIGN_OR_RETURN(program->collectives, CollectiveProgram::Create(command));
+  }
+  xla::CompileOptionsProto options;
+  if (!options.ParseFromString(command.options)) {
+    return absl::InvalidArgumentError("the compile options can't be parsed");
+  }
+  // The devices are those of the assignment.
+  options.mutable_executable_build_options()->set_device_ordinal(-1);
+  const std::string serialized_options = options.SerializeAsString();
+  auto load = [&] { return worker_->client().DeserializeAndLoad(*command.serialized, serialized_options); };
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded = load();
+  if (!loaded.ok() && CustomCalls::IsMissingTarget(loaded.status())) {
+    if (worker_->custom_calls().Load().ok()) loaded = load();
+    if (!loaded.ok() && CustomCalls::IsMissingTarget(loaded.status())) {
+      return worker_->custom_calls().Explain(loaded.status());
+    }
+  }
+  HELMWAY_RETURN_IF_ERROR(loaded.status());
+  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(loaded);
   for (const pjrt::Device* device : executable->addressable_devices()) {
     program->queues.push_back(worker_->queue(device->id()));
+    if (program->collectives == nullptr) continue;
+    const std::vector<cluster::DeviceId>& all = program->collectives->devices();
+    const auto at = std::find(all.begin(), all.end(), device->id());
+    if (at == all.end()) return absl::InvalidArgumentError("the program has other devices than the command");
+    program->positions.push_back(static_cast<int32_t>(at - all.begin()));
   }
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
@@ -730,6 +779,8 @@ void Session::Close() {
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
+  // Peers end theirs too, or may be gone: nothing is to wait for them.
+  worker_->collectives().AbortSession(id_, SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
     if (slot->producer == nullptr && !slot->ready->done()) slot->Finish(SessionEnded());

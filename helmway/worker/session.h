@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
+#include "helmway/pjrt/client.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
 
@@ -71,6 +72,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // The same for a slot that is to be read: also failed if an earlier launch consumes it.
   SlotRef FindReadable(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWith(const pjrt::Client& client,
+                                                                      const pjrt::CompileRequest& request);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);

@@ -40,6 +40,12 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->tokens_ = std::make_unique<TokenMaker>(worker->client_.get());
   worker->host_memory_ = options.host_memory;
+  // One for each device that goes on after a collective, and one that computes for another meanwhile.
+  worker->collectives_ = std::make_shared<Collectives>(
+      CollectivesOptions{.peers = options.peers.get(),
+                         .host_memory = options.host_memory,
+                         .threads = static_cast<int>(worker->client_->addressable_devices().size()) + 1});
+  if (options.peers != nullptr) options.peers->SetReceiver(worker->collectives_);
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
     worker->queues_[device->id()] = std::make_unique<DeviceQueue>(device);
@@ -59,7 +65,13 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   return worker;
 }
 
-Worker::~Worker() = default;
+Worker::~Worker() {
+  compilers_.reset();
+  transfers_.reset();
+  // Their last launches may still be in collectives, and these end on threads of their own.
+  queues_.clear();
+  if (collectives_ != nullptr) collectives_->Stop();
+}
 
 void Worker::Describe(const WorkerOptions& options) {
   info_.platform_name = client_->platform_name();
@@ -128,6 +140,7 @@ void Worker::TakeFromPeer(cluster::SessionId session, cluster::BufferId buffer,
 }
 
 void Worker::Forget(cluster::SessionId session) {
+  collectives_->ForgetSession(session);
   base::MutexLock lock(&mu_);
   sessions_.erase(session);
   ended_.push_back(session);

@@ -13,6 +13,7 @@
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/collectives.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/token.h"
@@ -52,7 +53,11 @@ class Worker final : public cluster::WorkerLink {
   void TakeFromPeer(cluster::SessionId session, cluster::BufferId buffer,
                     absl::StatusOr<cluster::HostContents> contents);
 
+  // What takes the parts of collectives that peers send.
+  std::shared_ptr<cluster::CollectiveReceiver> collective_receiver() const { return collectives_; }
+
   // ---- For the sessions of this worker ----
+  Collectives& collectives() { return *collectives_; }
   // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made.
   absl::StatusOr<std::shared_ptr<pjrt::Client>> CompilerFor(int devices);
   cluster::PeerSender* peers() const { return peers_.get(); }
@@ -82,6 +87,7 @@ class Worker final : public cluster::WorkerLink {
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   std::shared_ptr<cluster::PeerSender> peers_;
+  std::shared_ptr<Collectives> collectives_;
   base::Mutex mu_;
   absl::flat_hash_map<cluster::SessionId, std::weak_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   // Of sessions that peers know already and this worker does not yet.

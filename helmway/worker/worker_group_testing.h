@@ -1,0 +1,166 @@
+#ifndef HELMWAY_WORKER_WORKER_GROUP_TESTING_H_
+#define HELMWAY_WORKER_WORKER_GROUP_TESTING_H_
+
+// For tests of several real workers as one: cluster::WorkerGroup over net and worker, in one process.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "helmway/cluster/worker_group.h"
+#include "helmway/net/grpc_server.h"
+#include "helmway/net/peers.h"
+#include "helmway/net/remote_worker.h"
+#include "helmway/net/worker_service.h"
+#include "helmway/pjrt/pjrt_testing.h"
+#include "helmway/worker/link_testing.h"
+#include "helmway/worker/worker.h"
+
+namespace helmway::worker {
+
+// One worker with all that a process of its own would have around it.
+struct Process {
+  std::shared_ptr<base::HostMemoryPool> memory = std::make_shared<base::HostMemoryPool>(64 << 20);
+  net::MessageStreamClient streams;
+  std::unique_ptr<Worker> worker;
+  std::unique_ptr<net::MessageStreamService> service;
+  std::unique_ptr<net::GrpcServer> server;
+};
+
+// Ids of devices are 2048 times the number of the worker, plus the number on it.
+class WorkerGroupTest : public ::testing::Test {
+ protected:
+  explicit WorkerGroupTest(int workers = 2, int devices_per_worker = 2)
+      : num_workers_(workers), devices_per_worker_(devices_per_worker) {
+    for (int w = 0; w < workers; ++w) {
+      for (int d = 0; d < devices_per_worker; ++d) devices_.push_back(2048 * w + d);
+    }
+  }
+
+  void SetUp() override {
+    const char* plugin = std::getenv("HELMWAY_PJRT_PLUGIN");
+    ASSERT_NE(plugin, nullptr);
+    std::vector<std::unique_ptr<cluster::WorkerLink>> links;
+    for (int p = 0; p < num_workers_; ++p) {
+      auto process = std::make_unique<Process>();
+      const std::string address = absl::StrCat("127.0.0.1:", PickPort());
+      auto worker =
+          Worker::Create({.plugin_path = plugin,
+                          .virtual_devices = devices_per_worker_,
+                          .slice_index = p,
+                          .process_id = p,
+                          .peers = net::MakePeerSender({.software = "test",
+                                                        .self = {address, static_cast<uint64_t>(p) + 10},
+                                                        .streams = &process->streams,
+                                                        .host_memory = process->memory}),
+                          .host_memory = process->memory});
+      ASSERT_TRUE(worker.ok()) << worker.status();
+      process->worker = *std::move(worker);
+      process->service = net::MakeWorkerService(
+          process->worker.get(), {.incarnation = static_cast<uint64_t>(p) + 10,
+                                  .host_memory = process->memory,
+                                  .peer_address = address,
+                                  .receive_from_peer =
+                                      [w = process->worker.get()](auto session, auto buffer, auto contents) {
+                                        w->TakeFromPeer(session, buffer, std::move(contents));
+                                      },
+                                  .collectives = process->worker->collective_receiver()});
+      auto server = net::GrpcServer::Start(address, {}, {process->service.get()});
+      ASSERT_TRUE(server.ok()) << server.status();
+      process->server = *std::move(server);
+      auto link = net::ConnectToWorker({.address = address,
+                                        .name = absl::StrCat("worker ", p),
+                                        .incarnation = static_cast<uint64_t>(p) + 10,
+                                        .software = "test",
+                                        .streams = &streams_,
+                                        .host_memory = pool_});
+      ASSERT_TRUE(link.ok()) << link.status();
+      links.push_back(*std::move(link));
+      processes_.push_back(std::move(process));
+    }
+    auto group = cluster::WorkerGroup::Create(std::move(links));
+    ASSERT_TRUE(group.ok()) << group.status();
+    group_ = *std::move(group);
+    session_ = group_->OpenSession(1234);
+  }
+
+  void TearDown() override {
+    if (session_ != nullptr) session_->Close();
+    session_.reset();
+    group_.reset();
+    for (const auto& process : processes_) process->server.reset();
+  }
+
+  // A port that is free now.
+  static int PickPort() {
+    class None final : public net::PolledService {
+      void AddQueues(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
+      void Start() override {}
+      void Stop() override {
+        queue_->Shutdown();
+        void* tag;
+        bool ok;
+        while (queue_->Next(&tag, &ok)) {
+        }
+      }
+      std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+    } none;
+    auto server = net::GrpcServer::Start("127.0.0.1:0", {}, {&none});
+    EXPECT_TRUE(server.ok()) << server.status();
+    return (*server)->port();
+  }
+
+  void Put(cluster::BufferId id, const std::vector<float>& values, cluster::DeviceId device) {
+    session_->Declare({.targets = {{id, device}}});
+    cluster::HostContents contents;
+    contents.targets = {{id, device}};
+    contents.element_type = 11 /* f32 */;
+    contents.dims = {static_cast<int64_t>(values.size())};
+    auto block = pool_->Allocate(static_cast<int64_t>(values.size() * sizeof(float)));
+    ASSERT_TRUE(block.ok());
+    if (!values.empty()) std::memcpy(block->data, values.data(), values.size() * sizeof(float));
+    contents.bytes = (*std::move(block)).Finish();
+    session_->Fill(std::move(contents));
+  }
+  absl::StatusOr<std::vector<float>> Read(cluster::BufferId id) {
+    ReadAnswer answer;
+    session_->Read(id, {}, answer);
+    session_->Flush();
+    if (!answer.Wait().ok()) return answer.Wait().status();
+    return Values(*answer.Wait());
+  }
+  absl::Status Await(const std::vector<cluster::BufferNames>& buffers) {
+    StatusAnswer answer;
+    session_->Await(buffers, answer);
+    return answer.Wait();
+  }
+  // A program of one partition for each device.
+  absl::StatusOr<cluster::CompiledProgram> Compile(cluster::ExecutableId id, const std::string& code) {
+    return CompileWith(id, code, pjrt::TestCompileOptions(static_cast<int>(devices_.size()), devices_));
+  }
+  absl::StatusOr<cluster::CompiledProgram> CompileWith(cluster::ExecutableId id, const std::string& code,
+                                                       const std::string& options) {
+    Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
+    session_->Compile({.executable = id, .code = code, .options = options, .devices = devices_}, answer);
+    return answer.Steal();
+  }
+
+  const int num_workers_;
+  const int devices_per_worker_;
+  std::vector<cluster::DeviceId> devices_;
+  const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
+  net::MessageStreamClient streams_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::unique_ptr<cluster::WorkerGroup> group_;
+  std::shared_ptr<cluster::SessionLink> session_;
+};
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_WORKER_GROUP_TESTING_H_
