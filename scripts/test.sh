@@ -17,6 +17,9 @@ record() {
   results+=("${verdict}  $1: $3")
 }
 
+helmway_fake_gcs
+[[ -n "${HELMWAY_FAKE_GCS_SERVER}" ]] ||
+  results+=("LEFT OUT tests against the Cloud Storage emulator: ${HELMWAY_FAKE_GCS_MISSING}")
 helmway_setup all
 log="$(mktemp)"
 trap 'rm -f "${log}"' EXIT
@@ -41,6 +44,7 @@ for jax in "${HELMWAY_JAX_VERSIONS[@]}"; do
   helmway_say "Python tests with jax ${jax}"
   code=0
   HELMWAY_BINARY="${HELMWAY_BINARY_PATH}" HELMWAY_PJRT_PLUGIN="${HELMWAY_PLUGIN}" \
+    HELMWAY_FAKE_GCS_SERVER="${HELMWAY_FAKE_GCS_SERVER}" \
     "${venv}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" "$@" 2>&1 | tee "${log}" || code=$?
   record "jax ${jax}, $("${venv}/bin/python" --version) (pytest)" "${code}" "$(tail -n 1 "${log}" | tr -d =)"
   tested=$((tested + 1))
