@@ -1,5 +1,6 @@
 #include "helmway/apps/embedded_server.h"
 
+#include <glog/logging.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
@@ -7,8 +8,11 @@
 #include <memory>
 #include <utility>
 
+#include "helmway/apps/xla_flags.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_link.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/proxy/proxy.h"
@@ -23,6 +27,34 @@ constexpr int64_t kMaxCachedHostBytes = int64_t{1} << 30;
 int64_t CachedHostBytes() {
   const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   return std::min(kMaxCachedHostBytes, memory / 16);
+}
+
+// Returns after the answer.
+absl::Status TryToCompile(cluster::WorkerLink& worker, const program::XlaOptions& options) {
+  cluster::CompileProgram command;
+  command.code =
+      "module @options { func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> } "
+      "}";
+  command.options = program::SerializeDefaultCompileOptions(options);
+  command.only_to_see = true;
+  const std::shared_ptr<cluster::SessionLink> session = worker.OpenSession(0);
+  absl::Status outcome;
+  base::Notification done;
+  session->Compile(std::move(command), [&](const absl::StatusOr<cluster::CompiledProgram>& compiled) {
+    outcome = compiled.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  session->Close();
+  return outcome;
+}
+
+// The options that the plugin takes; warns of the others.
+program::XlaOptions CheckXlaFlags(cluster::WorkerLink& worker, const std::vector<std::string>& flags) {
+  XlaFlagsOutcome outcome = AcceptXlaFlags(
+      flags, [&worker](const program::XlaOptions& options) { return TryToCompile(worker, options); });
+  for (const std::string& warning : outcome.warnings) LOG(WARNING) << warning;
+  return std::move(outcome.options);
 }
 
 class EmbeddedServerImpl final : public EmbeddedServer {
@@ -40,6 +72,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     proxy_options.allow_remote_clients = options.allow_remote_clients;
     proxy_options.large_transfer_directory = options.large_transfer_directory;
     proxy_options.host_memory = host_memory;
+    proxy_options.xla_options = CheckXlaFlags(*server->worker_, options.xla_flags);
     server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
     server->service_ = net::MakeIfrtService(server->proxy_.get());
     HELMWAY_ASSIGN_OR_RETURN(server->grpc_,

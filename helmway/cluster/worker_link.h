@@ -129,6 +129,7 @@ struct CompileProgram {
   ExecutableId executable = 0;  // the name under which the program is loaded
   std::string code;             // what the plugin's "mlir" format takes
   std::string options;          // serialized xla.CompileOptionsProto with global device ids
+  bool only_to_see = false;     // whether it compiles: leaves no trace in caches and dumps
 };
 
 // What the compiler says about a program. All of it is as the plugin reports it.
