@@ -1,6 +1,7 @@
 #include "helmway/apps/command.h"
 
 #include "absl/strings/str_cat.h"
+#include "helmway/apps/cache_command.h"
 #include "helmway/apps/proxy_server_command.h"
 #include "helmway/apps/up_command.h"
 
@@ -15,6 +16,7 @@ constexpr char kUsage[] =
     "commands:\n"
     "  up            serve the devices of this machine, and run a program on them\n"
     "  proxy_server  serve the devices of this host on a port, as containers do\n"
+    "  cache         what lies in the compile cache of a scratch location: ls, stats, purge\n"
     "\n"
     "  helmway COMMAND --help   flags of a command\n"
     "  helmway --version        version\n";
@@ -37,6 +39,7 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
   const std::string& command = words[1];
   const std::vector<std::string> arguments(words.begin() + 2, words.end());
   if (command == "up") return RunUp(arguments, context);
+  if (command == "cache") return RunCache(arguments, context);
   if (command == "proxy_server") {
     PrintArguments(words, context.err);
     return RunProxyServer(arguments, context);
@@ -56,7 +59,8 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
     return kExitOk;
   }
   context.err << "helmway: unknown command '" << command << "'";
-  if (const std::string nearest = NearestName(command, {"up", "proxy_server", "server"}); !nearest.empty()) {
+  if (const std::string nearest = NearestName(command, {"up", "proxy_server", "server", "cache"});
+      !nearest.empty()) {
     context.err << "; did you mean '" << nearest << "'?";
   }
   context.err << "\n" << kUsage;

@@ -3,6 +3,7 @@
 #ifndef HELMWAY_APPS_EMBEDDED_SERVER_H_
 #define HELMWAY_APPS_EMBEDDED_SERVER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,13 +13,16 @@
 namespace helmway::apps {
 
 struct EmbeddedServerOptions {
-  std::string listen_address;            // "127.0.0.1:0", "[::]:29000"
-  int devices = 1;                       // virtual CPU devices of the one worker
-  std::string plugin_path;               // shared library that exports GetPjrtApi
-  std::string python;                    // command whose jaxlib has JAX's custom calls; empty = none
-  bool allow_remote_clients = false;     // admit peers that are not on this host
-  std::vector<std::string> xla_flags;    // "--xla_...=..."; of two for one option the later counts
-  std::string large_transfer_directory;  // shared-directory transfers; empty = refused
+  std::string listen_address;          // "127.0.0.1:0", "[::]:29000"
+  int devices = 1;                     // virtual CPU devices of the one worker
+  std::string plugin_path;             // shared library that exports GetPjrtApi
+  std::string python;                  // command whose jaxlib has JAX's custom calls; empty = none
+  bool allow_remote_clients = false;   // admit peers that are not on this host
+  std::vector<std::string> xla_flags;  // "--xla_...=..."; of two for one option the later counts
+  std::string scratch_location;        // where compiled programs persist; empty = in memory only
+  int compile_cache_days = 0;          // how long they are kept there; 0 = for ever
+  std::map<std::string, std::string> environment;  // how to reach it
+  std::string large_transfer_directory;            // shared-directory transfers; empty = refused
 };
 
 class EmbeddedServer {

@@ -7,8 +7,7 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/program/executable_spec.h"
-#include "helmway/wire/xla_data.pb.h"
-#include "helmway/wire/xla_hlo.pb.h"
+#include "helmway/worker/compiler.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/host_transfer.h"
 #include "helmway/worker/worker.h"
@@ -40,23 +39,6 @@ struct AwaitState {
 
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
 constexpr size_t kMaxValuesToStartAtOnce = 64;
-
-std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
-  xla::CompiledMemoryStatsProto proto;
-  proto.set_generated_code_size_in_bytes(stats.generated_code_bytes);
-  proto.set_argument_size_in_bytes(stats.argument_bytes);
-  proto.set_output_size_in_bytes(stats.output_bytes);
-  proto.set_alias_size_in_bytes(stats.alias_bytes);
-  proto.set_temp_size_in_bytes(stats.temp_bytes);
-  proto.set_host_generated_code_size_in_bytes(stats.host_generated_code_bytes);
-  proto.set_host_argument_size_in_bytes(stats.host_argument_bytes);
-  proto.set_host_output_size_in_bytes(stats.host_output_bytes);
-  proto.set_host_alias_size_in_bytes(stats.host_alias_bytes);
-  proto.set_host_temp_size_in_bytes(stats.host_temp_bytes);
-  proto.set_peak_memory_in_bytes(stats.peak_memory_bytes);
-  proto.set_total_size_in_bytes(stats.total_bytes);
-  return proto.SerializeAsString();
-}
 
 }  // namespace
 
@@ -324,50 +306,22 @@ void Session::Await(const std::vector<cluster::BufferNames>& buffers,
 }
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
-  pjrt::CompileRequest request;
-  request.code = command.code;
-  request.serialized_options = command.options;
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = worker_->client().Compile(request);
-  if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
-    // JAX's custom calls are loaded when the first program wants one.
-    if (worker_->custom_calls().Load().ok()) compiled = worker_->client().Compile(request);
-    if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
-      return worker_->custom_calls().Explain(compiled.status());
-    }
-  }
-  HELMWAY_RETURN_IF_ERROR(compiled.status());
-  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
-  cluster::CompiledProgram result;
-  result.name = executable->name();
-  result.num_replicas = executable->num_replicas();
-  result.num_partitions = executable->num_partitions();
+  HELMWAY_ASSIGN_OR_RETURN(Compiler::Compiled compiled, worker_->compiler().Compile(command));
+  cluster::CompiledProgram& result = compiled.program;
   auto program = std::make_shared<LoadedProgram>();
-  for (const pjrt::Device* device : executable->addressable_devices()) {
-    result.devices.push_back(device->id());
-    program->queues.push_back(worker_->queue(device->id()));
-  }
-  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable->OptimizedHlo());
-  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices,
-                                                     result.num_replicas, result.num_partitions));
+  for (const cluster::DeviceId device : result.devices) program->queues.push_back(worker_->queue(device));
+  HELMWAY_ASSIGN_OR_RETURN(
+      const program::ExecutableSpec spec,
+      program::FromOptimizedHlo(result.optimized_hlo_format, result.optimized_hlo, result.devices,
+                                result.num_replicas, result.num_partitions));
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
-  result.optimized_hlo_format = std::move(hlo.format);
-  result.optimized_hlo = std::move(hlo.bytes);
-  HELMWAY_ASSIGN_OR_RETURN(result.output_memory_kinds, executable->OutputMemoryKinds());
-  result.fingerprint = executable->Fingerprint().value_or("");
-  if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable->GetCompiledMemoryStats(); stats.ok()) {
-    result.memory_stats = SerializeMemoryStats(*stats);
-  } else {
-    result.memory_stats = stats.status();
-  }
-  result.code_size_bytes = executable->GeneratedCodeSizeBytes().value_or(0);
-  program->executable = std::move(executable);
+  program->executable = std::move(compiled.executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
   programs_[command.executable] = std::move(program);
-  return result;
+  return std::move(result);
 }
 
 void Session::Compile(cluster::CompileProgram command,

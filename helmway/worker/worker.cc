@@ -29,6 +29,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
+  worker->dumps_ = std::make_unique<Dumps>(options.python, options.environment);
+  worker->compiler_ = std::make_unique<Compiler>(worker->client_, worker->custom_calls_.get(),
+                                                 worker->dumps_.get(), options.compile_cache);
   worker->host_memory_ = options.host_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {

@@ -1,6 +1,7 @@
 #ifndef HELMWAY_WORKER_WORKER_H_
 #define HELMWAY_WORKER_WORKER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,10 +10,13 @@
 #include "absl/status/statusor.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/cache/compile_cache.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/compiler.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
+#include "helmway/worker/dumps.h"
 
 namespace helmway::worker {
 
@@ -23,6 +27,8 @@ struct WorkerOptions {
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  std::map<std::string, std::string> environment;      // how to reach storage, for dumps
+  std::shared_ptr<cache::CompileCache> compile_cache;  // null: every program is compiled
 };
 
 // One PJRT client with its devices, and the in-process link to it. Any thread.
@@ -45,7 +51,7 @@ class Worker final : public cluster::WorkerLink {
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
   Sequencer& sequencer() { return sequencer_; }
-  CustomCalls& custom_calls() { return *custom_calls_; }
+  Compiler& compiler() { return *compiler_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
@@ -58,6 +64,8 @@ class Worker final : public cluster::WorkerLink {
   // client.
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
+  std::unique_ptr<Dumps> dumps_;
+  std::unique_ptr<Compiler> compiler_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   Sequencer sequencer_;

@@ -1,0 +1,61 @@
+#ifndef HELMWAY_WORKER_COMPILER_H_
+#define HELMWAY_WORKER_COMPILER_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "helmway/base/mutex.h"
+#include "helmway/cache/compile_cache.h"
+#include "helmway/cluster/worker_link.h"
+#include "helmway/pjrt/client.h"
+#include "helmway/pjrt/executable.h"
+#include "helmway/worker/custom_calls.h"
+#include "helmway/worker/dumps.h"
+
+namespace helmway::worker {
+
+// Makes loaded programs out of what clients send: from the cache, or with the plugin's compiler. Any thread;
+// each call needs the deep stack that XLA's passes want.
+class Compiler {
+ public:
+  struct Compiled {
+    std::unique_ptr<pjrt::LoadedExecutable> executable;
+    // What the proxy is told. The same whether the program was compiled or came from the cache.
+    cluster::CompiledProgram program;
+  };
+
+  // `custom_calls` and `dumps` must outlive the compiler. `cache` may be null: everything is compiled.
+  Compiler(std::shared_ptr<pjrt::Client> client, CustomCalls* custom_calls, Dumps* dumps,
+           std::shared_ptr<cache::CompileCache> cache);
+  ~Compiler();
+
+  // Blocks for as long as it takes, also while another thread compiles the same program. Errors are the
+  // plugin's; none comes from the cache.
+  absl::StatusOr<Compiled> Compile(const cluster::CompileProgram& command);
+
+ private:
+  // The same for all that compiles to the same; FAILED_PRECONDITION and others: the program has none.
+  absl::StatusOr<std::string> KeyOf(const cluster::CompileProgram& command);
+  absl::StatusOr<Compiled> CompileAnew(const cluster::CompileProgram& command);
+  // Compiles, and has what `request` asks for written down.
+  absl::StatusOr<Compiled> CompileAndDump(const cluster::CompileProgram& command, const DumpRequest& request);
+  absl::StatusOr<Compiled> Load(const cache::Entry& entry, const cluster::CompileProgram& command);
+
+  const std::shared_ptr<pjrt::Client> client_;
+  CustomCalls* const custom_calls_;
+  Dumps* const dumps_;
+  const std::shared_ptr<cache::CompileCache> cache_;
+  const bool code_is_for_host_;
+  std::string host_;
+  // Hashing a plugin takes a while and is begun at once; `plugin_` is fixed after `identified_`.
+  absl::StatusOr<std::string> plugin_;
+  base::Notification identified_;
+  std::thread identify_;
+};
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_COMPILER_H_
