@@ -40,6 +40,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
       result->polled_.push_back(polled);
     }
   }
+  // gRPC does not start a server with nothing to poll, though it has the health service.
+  if (services.empty()) builder.RegisterCallbackGenericService(&result->nothing_);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
