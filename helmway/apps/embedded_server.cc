@@ -1,12 +1,9 @@
 #include "helmway/apps/embedded_server.h"
 
-#include <sys/sysinfo.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "helmway/apps/host_cache.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/status.h"
 #include "helmway/net/grpc_server.h"
@@ -16,14 +13,6 @@
 
 namespace helmway::apps {
 namespace {
-
-// Idle host blocks that are kept for the next transfers.
-constexpr int64_t kMaxCachedHostBytes = int64_t{1} << 30;
-
-int64_t CachedHostBytes() {
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return std::min(kMaxCachedHostBytes, memory / 16);
-}
 
 class EmbeddedServerImpl final : public EmbeddedServer {
  public:

@@ -12,6 +12,8 @@
 #include "helmway/apps/command.h"
 #include "helmway/apps/embedded_server.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/manager_server.h"
+#include "helmway/apps/worker_server.h"
 
 int main(int argc, char** argv) {
   using helmway::apps::Environment;
@@ -40,6 +42,8 @@ int main(int argc, char** argv) {
                                     .out = std::cout,
                                     .err = std::cerr,
                                     .start_server = helmway::apps::EmbeddedServer::Start,
+                                    .start_manager = helmway::apps::ManagerServer::Start,
+                                    .start_worker = helmway::apps::StartWorkerServer,
                                     .start_logging = [](const helmway::apps::LogSettings& settings) {
                                       helmway::apps::StartLogging("helmway", settings);
                                     }});

@@ -7,6 +7,7 @@
 #define HELMWAY_APPS_ROLE_FLAGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,11 @@ struct ResourceManagerOptions {
   int64_t slices = 0;                   // >= 1
   std::vector<InstanceType> instances;  // one for all slices, or one per slice
   std::string scratch_location;         // empty: none
+  // How workers are watched; zero (threshold: 0): not given.
+  absl::Duration health_initial_delay;
+  absl::Duration health_period;
+  absl::Duration health_timeout;
+  int health_failure_threshold = 0;
   DebuggingOptions debugging;
 };
 ResourceManagerOptions ReadResourceManagerFlags(ParsedFlags& flags);
@@ -63,6 +69,10 @@ struct WorkerOptions {
   std::string resource_manager_address;  // empty: not given
   std::string scratch_location;          // empty: none
   std::string sidecar_shm_directory;     // empty: none
+  std::string plugin_path;               // empty: look for it
+  std::string python;                    // empty: look for it
+  std::optional<int32_t> slice;          // --slice_id
+  std::optional<int32_t> host;           // --host_id, within the slice
   DebuggingOptions debugging;
 };
 WorkerOptions ReadWorkerFlags(ParsedFlags& flags);

@@ -19,14 +19,14 @@ class ManagerService final : public cluster::proto::Manager::CallbackService {
 
   grpc::ServerBidiReactor<WorkerMessage, ManagerToWorker>* Register(
       grpc::CallbackServerContext* context) override {
-    return ServerStream<WorkerMessage, ManagerToWorker>::Start(
+    return TypedServerStream<WorkerMessage, ManagerToWorker>::Start(
         context,
         [this](std::shared_ptr<WorkerStream> stream) { return calls_->OnWorker(std::move(stream)); });
   }
 
   grpc::ServerBidiReactor<ProxyMessage, ManagerToProxy>* Watch(
       grpc::CallbackServerContext* context) override {
-    return ServerStream<ProxyMessage, ManagerToProxy>::Start(
+    return TypedServerStream<ProxyMessage, ManagerToProxy>::Start(
         context, [this](std::shared_ptr<ProxyStream> stream) { return calls_->OnProxy(std::move(stream)); });
   }
 

@@ -6,14 +6,14 @@
 #include <memory>
 
 #include "helmway/cluster/manager.pb.h"
-#include "helmway/net/message_stream.h"
+#include "helmway/net/typed_stream.h"
 
 namespace helmway::net {
 
-using WorkerStream = MessageStream<cluster::proto::ManagerToWorker>;
-using WorkerHandler = MessageHandler<cluster::proto::WorkerMessage>;
-using ProxyStream = MessageStream<cluster::proto::ManagerToProxy>;
-using ProxyHandler = MessageHandler<cluster::proto::ProxyMessage>;
+using WorkerStream = TypedStream<cluster::proto::ManagerToWorker>;
+using WorkerHandler = TypedHandler<cluster::proto::WorkerMessage>;
+using ProxyStream = TypedStream<cluster::proto::ManagerToProxy>;
+using ProxyHandler = TypedHandler<cluster::proto::ProxyMessage>;
 
 // Who answers the calls of the manager's service. Called on gRPC's threads, must not block.
 class ManagerCalls {

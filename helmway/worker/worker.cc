@@ -26,7 +26,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   auto worker = std::unique_ptr<Worker>(new Worker());
   HELMWAY_ASSIGN_OR_RETURN(
       worker->client_,
-      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
+      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)},
+                                    {"process_id", static_cast<int64_t>(options.process_id)}}));
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->host_memory_ = options.host_memory;
@@ -60,6 +61,10 @@ void Worker::Describe(const WorkerOptions& options) {
     if (device->default_memory() != nullptr) info.default_memory = device->default_memory()->id();
     for (const pjrt::Memory* memory : device->memories()) info.memories.push_back(memory->id());
     for (const auto& [name, value] : device->attributes()) info.attributes[name] = ToClusterAttribute(value);
+    if (info_.devices.size() < options.device_attributes.size()) {
+      const DeviceAttributes& added = options.device_attributes[info_.devices.size()];
+      info.attributes.insert(added.begin(), added.end());
+    }
     // What JAX, pathwaysutils, Orbax and MaxText group devices by.
     info.attributes["slice_index"] = {int64_t{options.slice_index}};
     info.attributes["virtual_task_index"] = {int64_t{options.task_index}};

@@ -1,6 +1,7 @@
 #ifndef HELMWAY_WORKER_WORKER_H_
 #define HELMWAY_WORKER_WORKER_H_
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,12 +17,17 @@
 
 namespace helmway::worker {
 
+using DeviceAttributes = std::map<std::string, cluster::AttributeValue>;
+
 struct WorkerOptions {
   std::string plugin_path;  // shared library that exports GetPjrtApi
   std::string python;       // command of the Python whose jaxlib has JAX's custom calls; empty: there is none
   int virtual_devices = 1;  // for the CPU platform, which makes as many as it is asked for
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
+  int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
+  // Added to what the plugin says of each of its own devices that has no such attribute; may be shorter.
+  std::vector<DeviceAttributes> device_attributes;
   std::shared_ptr<base::HostMemoryPool> host_memory;
 };
 

@@ -1,5 +1,5 @@
-#ifndef HELMWAY_NET_MESSAGE_STREAM_H_
-#define HELMWAY_NET_MESSAGE_STREAM_H_
+#ifndef HELMWAY_NET_TYPED_STREAM_H_
+#define HELMWAY_NET_TYPED_STREAM_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -20,9 +20,9 @@ namespace helmway::net {
 
 // The server's end of a call with messages both ways. Any thread; harmless after the end.
 template <typename Out>
-class MessageStream {
+class TypedStream {
  public:
-  virtual ~MessageStream() = default;
+  virtual ~TypedStream() = default;
   // Name of the peer's address as gRPC writes it, "ipv4:10.0.0.1:4711".
   virtual std::string peer() const = 0;
   // Asks for the next message. Not before the last one asked for has come.
@@ -36,9 +36,9 @@ class MessageStream {
 // What is told about one call, on gRPC's threads; OnMessage and OnSent may come at the same time. Must not
 // block.
 template <typename In>
-class MessageHandler {
+class TypedHandler {
  public:
-  virtual ~MessageHandler() = default;
+  virtual ~TypedHandler() = default;
   // Once for each Read that brings something.
   virtual void OnMessage(In message) = 0;
   // What was sent has been taken by the transport; nothing waits.
@@ -49,16 +49,16 @@ class MessageHandler {
 
 // A call of the callback API with such a stream and handler. Make it with Start.
 template <typename In, typename Out>
-class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
-                           public MessageStream<Out>,
-                           public std::enable_shared_from_this<ServerStream<In, Out>> {
+class TypedServerStream final : public grpc::ServerBidiReactor<In, Out>,
+                                public TypedStream<Out>,
+                                public std::enable_shared_from_this<TypedServerStream<In, Out>> {
  public:
   // `accept` takes the stream and returns its handler.
   template <typename Accept>
   static grpc::ServerBidiReactor<In, Out>* Start(grpc::CallbackServerContext* context, Accept accept) {
-    auto stream = std::shared_ptr<ServerStream>(new ServerStream(context->peer()));
+    auto stream = std::shared_ptr<TypedServerStream>(new TypedServerStream(context->peer()));
     stream->self_ = stream;
-    stream->handler_ = accept(std::shared_ptr<MessageStream<Out>>(stream));
+    stream->handler_ = accept(std::shared_ptr<TypedStream<Out>>(stream));
     return stream.get();
   }
 
@@ -91,7 +91,7 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
  private:
   static constexpr size_t kMaxQueued = 1024;
 
-  explicit ServerStream(std::string peer) : peer_(std::move(peer)) {}
+  explicit TypedServerStream(std::string peer) : peer_(std::move(peer)) {}
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     writing_ = true;
@@ -152,8 +152,8 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
   }
 
   const std::string peer_;
-  std::shared_ptr<ServerStream> self_;  // until the call is over
-  std::shared_ptr<MessageHandler<In>> handler_;
+  std::shared_ptr<TypedServerStream> self_;  // until the call is over
+  std::shared_ptr<TypedHandler<In>> handler_;
   In incoming_;
   Out outgoing_;
   base::Mutex mu_;
@@ -165,4 +165,4 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
 
 }  // namespace helmway::net
 
-#endif  // HELMWAY_NET_MESSAGE_STREAM_H_
+#endif  // HELMWAY_NET_TYPED_STREAM_H_
