@@ -1,6 +1,7 @@
 #include "helmway/net/grpc_server.h"
 
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/happens_before.h"
+#include "helmway/net/polled_call.h"
 
 namespace helmway::net {
 
@@ -35,11 +38,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
   for (grpc::Service* service : services) {
     builder.RegisterService(service);
-    if (auto* polled = dynamic_cast<PolledService*>(service)) {
-      polled->AddQueues(builder);
-      result->polled_.push_back(polled);
-    }
+    if (auto* polled = dynamic_cast<PolledService*>(service)) result->polled_.push_back(polled);
   }
+  if (!result->polled_.empty()) result->queue_ = builder.AddCompletionQueue();
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
@@ -47,7 +48,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   }
   result->server_ = std::move(server);
   result->port_ = port;
-  for (PolledService* polled : result->polled_) polled->Start();
+  for (PolledService* polled : result->polled_) polled->Start(result->queue_.get());
+  if (result->queue_) result->poller_ = std::thread([server = result.get()] { server->Poll(); });
   return result;
 }
 
@@ -58,7 +60,22 @@ void GrpcServer::Shutdown() {
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
   for (PolledService* polled : polled_) polled->Stop();
+  if (queue_) {
+    queue_->Shutdown();
+    poller_.join();
+  }
   server_.reset();
+}
+
+void GrpcServer::Poll() {
+  pthread_setname_np(pthread_self(), "grpc-service");
+  void* tag;
+  bool ok;
+  while (queue_->Next(&tag, &ok)) {
+    base::HappensAfter(tag);
+    const Tag* over = static_cast<const Tag*>(tag);
+    over->over(over->call, ok);
+  }
 }
 
 absl::Status FromGrpcStatus(const grpc::Status& status) {

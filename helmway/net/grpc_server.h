@@ -6,19 +6,22 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace helmway::net {
 
-// A service some of whose calls are taken from a completion queue by a thread of its own.
+// A service whose calls are taken from the server's completion queue. One thread serves it for all services;
+// it also moves bulk data between gRPC's memory and ours. (Measured: a second thread, or gRPC's callback API
+// with its own threads, makes threads pass a connection's events to each other, which costs more than the
+// events.)
 class PolledService {
  public:
   virtual ~PolledService() = default;
-  virtual void AddQueues(grpc::ServerBuilder& builder) = 0;
-  // The server runs.
-  virtual void Start() = 0;
+  // The server runs. `queue` outlives Stop.
+  virtual void Start(grpc::ServerCompletionQueue* queue) = 0;
   // The server has shut down: all calls are cancelled. Returns when all have ended.
   virtual void Stop() = 0;
 };
@@ -40,8 +43,12 @@ class GrpcServer {
 
  private:
   GrpcServer() = default;
-  std::unique_ptr<grpc::Server> server_;  // null after Shutdown
+  void Poll();
+
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // null without polled services
+  std::unique_ptr<grpc::Server> server_;                // null after Shutdown
   std::vector<PolledService*> polled_;
+  std::thread poller_;
   int port_ = 0;
 };
 

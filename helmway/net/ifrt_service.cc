@@ -19,6 +19,7 @@
 #include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
 #include "helmway/net/grpc_server.h"
+#include "helmway/net/polled_call.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
 
 namespace helmway::net {
@@ -79,52 +80,10 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// All methods are served from one completion queue by one thread, which handles requests and moves host
-// buffers between gRPC's memory and ours. (Measured: a second thread, or gRPC's callback API with its own
-// threads, makes threads pass a connection's events to each other, which costs more than the events.)
 using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
     GrpcIfrtService::WithRawMethod_IfrtSession<GrpcIfrtService::WithRawMethod_HostBufferStore<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
             GrpcIfrtService::WithAsyncMethod_HostBufferReadFromDisk<GrpcIfrtService::Service>>>>>>;
-
-// What comes back from the completion queue: an operation of a call is over.
-struct Tag {
-  void* call;
-  void (*over)(void* call, bool ok);
-};
-
-// Every operation's tag goes through here, on the thread that starts the operation.
-void* Arm(Tag* tag) {
-  base::HappensBefore(tag);
-  return tag;
-}
-
-template <auto kOver, typename Call>
-Tag MakeTag(Call* call) {
-  return {call, [](void* c, bool ok) { (static_cast<Call*>(c)->*kOver)(ok); }};
-}
-
-// Counts calls under way, so that the queue outlives them.
-class LiveCalls {
- public:
-  void Add() {
-    base::MutexLock lock(&mu_);
-    ++count_;
-  }
-  void Drop() {
-    base::MutexLock lock(&mu_);
-    --count_;
-  }
-  void WaitForNone() {
-    auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
-    base::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&none));
-  }
-
- private:
-  base::Mutex mu_;
-  int count_ ABSL_GUARDED_BY(mu_) = 0;
-};
 
 class Flusher;
 
@@ -136,26 +95,6 @@ struct Server {
   grpc::ServerCompletionQueue* queue;
   LiveCalls* live;
 };
-
-// A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
-// nothing else of this call comes back, and it is deleted.
-template <typename Call>
-bool BeginCall(Call* call, const Server& server, bool ok) {
-  if (!ok) {
-    delete call;
-    return false;
-  }
-  server.live->Add();
-  Call::Expect(server);
-  return true;
-}
-
-// Deletes a call that is over. `live` may let the queue go at once.
-template <typename Call>
-void EndCall(Call* call, LiveCalls* live) {
-  delete call;
-  live->Drop();
-}
 
 // ---- The session stream --------------------------------------------------------------------------------
 //
@@ -695,42 +634,22 @@ class IfrtService final : public AsyncService, public PolledService {
  public:
   explicit IfrtService(SessionManager* manager) : manager_(manager) {}
 
-  void AddQueues(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
-
-  void Start() override {
-    const Server server{this, manager_, &flusher_, queue_.get(), &live_};
+  void Start(grpc::ServerCompletionQueue* queue) override {
+    const Server server{this, manager_, &flusher_, queue, &live_};
     SessionCall::Expect(server);
     StoreCall::Expect(server);
     LookupCall::Expect(server);
     GetVersionCall::Expect(server);
     HostBufferDeleteCall::Expect(server);
     HostBufferReadFromDiskCall::Expect(server);
-    thread_ = std::thread([this] { Poll(); });
   }
 
-  void Stop() override {
-    live_.WaitForNone();
-    queue_->Shutdown();
-    thread_.join();
-  }
+  void Stop() override { live_.WaitForNone(); }
 
  private:
-  void Poll() {
-    pthread_setname_np(pthread_self(), "ifrt-service");
-    void* tag;
-    bool ok;
-    while (queue_->Next(&tag, &ok)) {
-      base::HappensAfter(tag);
-      const Tag* over = static_cast<const Tag*>(tag);
-      over->over(over->call, ok);
-    }
-  }
-
   SessionManager* const manager_;
   Flusher flusher_;
   LiveCalls live_;
-  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::thread thread_;
 };
 
 }  // namespace

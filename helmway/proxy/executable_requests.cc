@@ -124,8 +124,9 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     }
     absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
     absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
-    if (!type.ok() || *type != spec.parameters[i].element_type ||
-        (dims.ok() && *dims != spec.parameters[i].shard_dims)) {
+    // Anything may stand for a token, which only orders.
+    if (!spec.parameters[i].is_token && (!type.ok() || *type != spec.parameters[i].element_type ||
+                                         (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
       return absl::InvalidArgumentError(
           absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
                        wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
@@ -181,7 +182,9 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   for (const int32_t index : launch.donated) arguments[static_cast<size_t>(index)]->Delete();
 
   launch.executable = executable->id;
-  launch.on_done = [self = shared_from_this(), run](const absl::Status& status) {
+  launch.stream = request.execute_options().execution_stream_id();
+  launch.on_done = [self = shared_from_this(), run,
+                    callbacks = executable->callbacks](const absl::Status& status) {
     if (run) run->Finish(status);
     self->LaunchDone();
   };

@@ -26,13 +26,14 @@ Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_p
       peer_host_(std::move(peer_host)),
       stream_(std::move(stream)),
       host_buffers_(std::move(host_buffers)),
-      link_(proxy->worker().OpenSession(id)) {
+      link_(proxy->worker().OpenSession(id, callbacks_)) {
   for (const cluster::DeviceInfo& device : proxy->worker().info().devices) device_ids_[device.id] = device.id;
 }
 
 Session::~Session() {
   link_->Close();
   host_buffers_->Close();
+  callbacks_->Close();
   // Handles go before the members that their shares report to.
   base::MutexLock lock(&mu_);
   arrays_.clear();
@@ -272,6 +273,7 @@ void Session::FlushReleased() {
 void Session::OnClosed() {
   link_->Close();
   host_buffers_->Close();
+  callbacks_->Close();
   decltype(executables_) executables;
   {
     base::MutexLock lock(&mu_);

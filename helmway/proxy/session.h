@@ -20,6 +20,7 @@
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/proxy/host_buffers.h"
+#include "helmway/proxy/python_callbacks.h"
 #include "helmway/wire/ifrt_session.pb.h"
 
 namespace helmway::proxy {
@@ -37,6 +38,7 @@ struct Executable {
   std::string optimized_hlo_format;
   std::string optimized_hlo;
   std::vector<std::shared_ptr<const array::ArraySpec>> outputs;
+  std::shared_ptr<const CallbackUse> callbacks;  // null: the program calls none
 };
 
 // One client session: its handles and the order of its commands.
@@ -57,6 +59,7 @@ class Session final : public net::SessionHandler,
   uint64_t id() const { return id_; }
   const std::string& peer_host() const { return peer_host_; }
   HostBuffers& host_buffers() { return *host_buffers_; }
+  PythonCallbacks& callbacks() { return *callbacks_; }
 
   void OnRequest(xla::ifrt::proxy::IfrtRequest& request) override;
   void OnClosed() override;
@@ -180,6 +183,7 @@ class Session final : public net::SessionHandler,
   const std::string peer_host_;
   const std::shared_ptr<net::SessionStream> stream_;
   const std::shared_ptr<HostBuffers> host_buffers_;
+  const std::shared_ptr<PythonCallbacks> callbacks_ = std::make_shared<PythonCallbacks>();
   const std::shared_ptr<cluster::SessionLink> link_;
   absl::flat_hash_map<int32_t, int32_t> device_ids_;  // session id -> worker's id, for every device
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
@@ -60,7 +61,9 @@ std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
 
 }  // namespace
 
-Session::Session(Worker* worker) : worker_(worker) {}
+Session::Session(Worker* worker, std::shared_ptr<cluster::CallbackSink> callbacks)
+    : worker_(worker),
+      callback_lanes_(std::make_shared<CallbackLanes>(std::move(callbacks), &worker->callback_threads())) {}
 
 Session::~Session() { Close(); }
 
@@ -150,6 +153,8 @@ void Session::Execute(cluster::Launch launch) {
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
+  const bool calls_back = program->callback_client != nullptr;
+  bool late = calls_back;
   bool held;
   {
     base::MutexLock lock(&mu_);
@@ -162,6 +167,7 @@ void Session::Execute(cluster::Launch launch) {
         if (slot->consumed.load(std::memory_order_relaxed)) {
           slot = base::MakeRef<Slot>(async::DoneCompletion(Consumed()), nullptr);
         }
+        late = late || slot->is_late();
         part.arguments.push_back(std::move(slot));
       }
       part.kept_arguments.assign(launch.kept.begin(), launch.kept.end());
@@ -170,25 +176,67 @@ void Session::Execute(cluster::Launch launch) {
         slot.consumed.store(true, std::memory_order_relaxed);
         if (slot.readers.load() > 0) part.kept_arguments.push_back(a);
       }
+      if (calls_back) {
+        for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
+      }
+    }
+    for (size_t d = 0; d < devices; ++d) {
+      LaunchPart& part = parts[d];
       part.results.reserve(launch.results.size());
-      for (const cluster::BufferNames& names : launch.results) {
-        SlotRef slot = base::MakeRef<Slot>(part.done, program->queues[d]);
-        if (!closed_) slots_[names.at(d)] = slot;
+      for (size_t i = 0; i < launch.results.size(); ++i) {
+        const bool is_token = program->token_outputs[i];
+        if (is_token && !part.tokens_done) part.tokens_done = base::MakeRef<async::Completion>();
+        // Nothing but the end of the launch fills a token.
+        SlotRef slot = base::MakeRef<Slot>(is_token ? part.tokens_done : part.done,
+                                           calls_back || is_token ? nullptr : program->queues[d]);
+        slot->awaits_launch = is_token || calls_back;
+        slot->awaits_callback = late;
+        if (!closed_) slots_[launch.results[i].at(d)] = slot;
         part.results.push_back(std::move(slot));
       }
     }
-    held = launch.held && !closed_;
+    // A program that calls back waits for its inputs by itself.
+    held = launch.held && !closed_ && !calls_back;
     if (held) held_[launch.id] = record;
   }
+  if (calls_back) {
+    callback_lanes_->Push(launch.stream, std::move(record));
+    return;
+  }
   if (held) return;
-  if (!program->may_start_at_once) {
-    worker_->sequencer().Enqueue(record);
+  if (late || !program->may_start_at_once) {
+    Enqueue(std::move(record));
     return;
   }
   DeviceQueue* queue = program->queues[0];
   queue->PushQuietly(record, 0);
   DeviceQueue* other = unflushed_.exchange(queue);
   if (other != nullptr && other != queue) other->Wake();
+}
+
+void Session::Enqueue(LaunchRef record) {
+  std::vector<async::CompletionRef> late;
+  for (const LaunchPart& part : record->parts()) {
+    for (const SlotRef& slot : part.arguments) {
+      if (slot->is_late()) late.push_back(slot->ready);
+    }
+  }
+  if (late.empty()) {
+    worker_->sequencer().Enqueue(record);
+    return;
+  }
+  struct Parked {
+    LaunchRef record;
+    std::atomic<size_t> late;
+  };
+  auto parked = std::make_shared<Parked>();
+  parked->record = std::move(record);
+  parked->late.store(late.size());
+  for (const async::CompletionRef& ready : late) {
+    ready->OnDone([worker = worker_, parked](const absl::Status&) {
+      if (parked->late.fetch_sub(1) == 1) worker->sequencer().Enqueue(parked->record);
+    });
+  }
 }
 
 void Session::Flush() {
@@ -205,7 +253,7 @@ void Session::ReleaseLaunch(cluster::LaunchId id) {
     record = std::move(it->second);
     held_.erase(it);
   }
-  worker_->sequencer().Enqueue(record);
+  Enqueue(std::move(record));
 }
 
 void Session::Copy(cluster::CopyBuffers command) {
@@ -216,6 +264,8 @@ void Session::Copy(cluster::CopyBuffers command) {
       base::MutexLock lock(&mu_);
       source = FindOrFailed(command.sources.at(i));
       if (closed_) return;
+      result->awaits_callback = source->is_late();
+      result->awaits_launch = result->awaits_callback;
       slots_[command.results.at(i)] = result;
     }
     if (source->consumed.load(std::memory_order_relaxed)) {
@@ -323,35 +373,70 @@ void Session::Await(const std::vector<cluster::BufferNames>& buffers,
   state->OneReady();
 }
 
-absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileOn(
+    const pjrt::Client& client, const cluster::CompileProgram& command) {
   pjrt::CompileRequest request;
   request.code = command.code;
   request.serialized_options = command.options;
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = worker_->client().Compile(request);
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = client.Compile(request);
   if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
     // JAX's custom calls are loaded when the first program wants one.
-    if (worker_->custom_calls().Load().ok()) compiled = worker_->client().Compile(request);
+    if (worker_->custom_calls().Load().ok()) compiled = client.Compile(request);
     if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
       return worker_->custom_calls().Explain(compiled.status());
     }
   }
-  HELMWAY_RETURN_IF_ERROR(compiled.status());
-  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
+  return compiled;
+}
+
+absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
+  {
+    base::MutexLock lock(&mu_);
+    if (callback_client_ != nullptr) return callback_client_;
+  }
+  HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<CallbackClient> leased, worker_->callback_clients().Lease());
+  base::MutexLock lock(&mu_);
+  if (callback_client_ == nullptr && !closed_) callback_client_ = leased;
+  return leased;
+}
+
+absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+  auto program = std::make_shared<LoadedProgram>();
+  std::unique_ptr<pjrt::LoadedExecutable> executable;
+  pjrt::ProgramBytes hlo;
+  program::ExecutableSpec spec;
+  // What the bytes do not show is seen in the compiled program.
+  bool calls_back = absl::StrContains(command.code, cluster::kPythonCallbackTarget);
+  while (true) {
+    if (calls_back) {
+      HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
+    }
+    HELMWAY_ASSIGN_OR_RETURN(
+        executable, CompileOn(calls_back ? *program->callback_client->client() : worker_->client(), command));
+    HELMWAY_ASSIGN_OR_RETURN(hlo, executable->OptimizedHlo());
+    std::vector<cluster::DeviceId> devices;
+    for (const pjrt::Device* device : executable->addressable_devices()) devices.push_back(device->id());
+    HELMWAY_ASSIGN_OR_RETURN(
+        spec, program::FromOptimizedHlo(hlo.format, hlo.bytes, devices, executable->num_replicas(),
+                                        executable->num_partitions()));
+    if (calls_back || !std::binary_search(spec.custom_call_targets.begin(), spec.custom_call_targets.end(),
+                                          cluster::kPythonCallbackTarget)) {
+      break;
+    }
+    calls_back = true;
+  }
+  for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
+  for (const program::ValueSpec& value : spec.outputs) program->token_outputs.push_back(value.is_token);
   cluster::CompiledProgram result;
   result.name = executable->name();
   result.num_replicas = executable->num_replicas();
   result.num_partitions = executable->num_partitions();
-  auto program = std::make_shared<LoadedProgram>();
   for (const pjrt::Device* device : executable->addressable_devices()) {
     result.devices.push_back(device->id());
     program->queues.push_back(worker_->queue(device->id()));
   }
-  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable->OptimizedHlo());
-  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result.devices,
-                                                     result.num_replicas, result.num_partitions));
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
-  program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
+  program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
   result.optimized_hlo_format = std::move(hlo.format);
   result.optimized_hlo = std::move(hlo.bytes);
@@ -413,6 +498,7 @@ void Session::Close() {
   decltype(slots_) slots;
   decltype(programs_) programs;
   decltype(held_) held;
+  std::shared_ptr<CallbackClient> callback_client;
   {
     base::MutexLock lock(&mu_);
     if (closed_) return;
@@ -421,11 +507,14 @@ void Session::Close() {
     slots.swap(slots_);
     programs.swap(programs_);
     held.swap(held_);
+    callback_client.swap(callback_client_);
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
-    if (slot->producer == nullptr && !slot->ready->done()) slot->ready->Finish(SessionEnded());
+    if (slot->producer == nullptr && !slot->awaits_launch && !slot->ready->done()) {
+      slot->ready->Finish(SessionEnded());
+    }
   }
 }
 

@@ -11,6 +11,8 @@
 #include "absl/status/status.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
+#include "helmway/worker/callback_clients.h"
+#include "helmway/worker/callback_lanes.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
 
@@ -22,7 +24,7 @@ class Worker;
 // Threads: as cluster::SessionLink.
 class Session final : public cluster::SessionLink, public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(Worker* worker);
+  Session(Worker* worker, std::shared_ptr<cluster::CallbackSink> callbacks);
   ~Session() override;
 
   void Declare(cluster::DeclareBuffers command) override;
@@ -50,8 +52,15 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileOn(const pjrt::Client& client,
+                                                                    const cluster::CompileProgram& command);
+  // This session's client for programs that call back.
+  absl::StatusOr<std::shared_ptr<CallbackClient>> GetCallbackClient();
+  // Puts a launch into the queues of its devices, once none of its inputs is late.
+  void Enqueue(LaunchRef record);
 
   Worker* const worker_;
+  const std::shared_ptr<CallbackLanes> callback_lanes_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
   base::Mutex mu_;
@@ -60,6 +69,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<CallbackClient> callback_client_ ABSL_GUARDED_BY(mu_);  // null until it is needed
   // Has launches that wait for Flush.
   std::atomic<DeviceQueue*> unflushed_{nullptr};
 };

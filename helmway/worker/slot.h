@@ -27,8 +27,14 @@ class Slot final : public base::RefCounted<Slot> {
   const async::CompletionRef ready;
   const DeviceQueue* const producer;
   pjrt::Buffer buffer;
-  // Declared for bytes from the host. Set before others see the slot.
+  // All set before others see the slot. Declared for bytes from the host:
   bool awaits_host = false;
+  // Without a producer, but the end of a launch finishes it, also when the session ends.
+  bool awaits_launch = false;
+  // Filled when a client has answered its program's calls, at once or after more work: no thread that serves
+  // others may wait for it.
+  bool awaits_callback = false;
+  bool is_late() const { return awaits_callback && !ready->done(); }
 
   // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded
   // to consume the buffer leaves it alone and lets the plugin copy instead.

@@ -1,8 +1,11 @@
 #include "helmway/worker/worker.h"
 
+#include <glog/logging.h>
+
 #include <utility>
 
 #include "helmway/base/status.h"
+#include "helmway/worker/python_callback.h"
 #include "helmway/worker/session.h"
 
 namespace helmway::worker {
@@ -29,6 +32,14 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
+  worker->callback_clients_ = std::make_unique<CallbackClients>(worker->client_);
+  if (worker->client_->platform_name() == "cpu") {
+    // Without it programs that call back are refused when they are compiled.
+    const absl::Status status = RegisterPythonCallback(*worker->client_->plugin());
+    LOG_IF(WARNING, !status.ok()) << "programs cannot call Python: " << status;
+  }
+  worker->callback_threads_ =
+      std::make_unique<async::GrowingPool>(async::GrowingPool::Options{.name = "callback"});
   worker->host_memory_ = options.host_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
@@ -78,8 +89,9 @@ void Worker::Describe(const WorkerOptions& options) {
   }
 }
 
-std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId /*session*/) {
-  return std::make_shared<Session>(this);
+std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId /*session*/,
+                                                          std::shared_ptr<cluster::CallbackSink> callbacks) {
+  return std::make_shared<Session>(this, std::move(callbacks));
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {

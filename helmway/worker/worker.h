@@ -7,10 +7,12 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "helmway/async/growing_pool.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/callback_clients.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
 
@@ -34,7 +36,8 @@ class Worker final : public cluster::WorkerLink {
   ~Worker() override;
 
   const cluster::WorkerInfo& info() const override { return info_; }
-  std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
+  std::shared_ptr<cluster::SessionLink> OpenSession(
+      cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override;
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
@@ -46,6 +49,9 @@ class Worker final : public cluster::WorkerLink {
   DeviceQueue* queue(cluster::DeviceId device) const;
   Sequencer& sequencer() { return sequencer_; }
   CustomCalls& custom_calls() { return *custom_calls_; }
+  CallbackClients& callback_clients() { return *callback_clients_; }
+  // For launches that call back, and for what comes after their calls.
+  async::GrowingPool& callback_threads() { return *callback_threads_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
@@ -58,12 +64,14 @@ class Worker final : public cluster::WorkerLink {
   // client.
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
+  std::unique_ptr<CallbackClients> callback_clients_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;
   std::unique_ptr<async::ThreadPool> compilers_;
+  std::unique_ptr<async::GrowingPool> callback_threads_;
 };
 
 }  // namespace helmway::worker

@@ -165,7 +165,7 @@ class WorkerTest : public ::testing::Test {
   }
 
   std::shared_ptr<SessionLink> OpenSession() {
-    sessions_.push_back(worker_->OpenSession(sessions_.size() + 1));
+    sessions_.push_back(worker_->OpenSession(sessions_.size() + 1, sink_));
     return sessions_.back();
   }
 
