@@ -345,7 +345,8 @@ absl::StatusOr<HostBufferResult> Client::BufferFromHost(const HostBufferArgs& re
     args.device_layout = &layout;
   }
   if (absl::Status s = ToStatus(api, api->PJRT_Client_BufferFromHostBuffer(&args)); !s.ok()) return s;
-  return HostBufferResult{Buffer(shared_from_this(), args.buffer), Event(api, args.done_with_host_buffer)};
+  return HostBufferResult{Buffer(shared_from_this(), args.buffer),
+                          Event(api, args.done_with_host_buffer, /*callbacks=*/nullptr)};
 }
 
 absl::StatusOr<Buffer> Client::ViewOfDeviceMemory(const DeviceViewArgs& view,

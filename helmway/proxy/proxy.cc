@@ -42,6 +42,7 @@ Proxy::~Proxy() {
     stopping_ = true;
   }
   watcher_.join();
+  // off
 }
 
 absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> Proxy::NegotiateVersion(

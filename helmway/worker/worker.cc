@@ -66,11 +66,15 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
 }
 
 Worker::~Worker() {
-  compilers_.reset();
-  transfers_.reset();
-  // Their last launches may still be in collectives, and these end on threads of their own.
+  // In this order nothing that goes is still in use: tasks command the plugin, launches finish results and may
+  // be in collectives that end on threads of their own, and callbacks of the plugin may still offer tasks to the
+  // pools, which refuse them.
+  for (const auto* pool : {&compilers_, &transfers_, &assemblers_}) {
+    if (*pool != nullptr) (*pool)->Stop();
+  }
   queues_.clear();
   if (collectives_ != nullptr) collectives_->Stop();
+  if (client_ != nullptr) client_->WaitForCallbacks();
 }
 
 void Worker::Describe(const WorkerOptions& options) {

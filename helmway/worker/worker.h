@@ -38,7 +38,7 @@ class Worker final : public cluster::WorkerLink {
  public:
   // Loads the plugin and makes its client. The errors name the plugin file and what to install.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerOptions& options);
-  // All sessions must be closed. Waits for running work.
+  // All sessions must be closed. Waits for running work and for everything that it calls back.
   ~Worker() override;
 
   const cluster::WorkerInfo& info() const override { return info_; }
@@ -79,8 +79,6 @@ class Worker final : public cluster::WorkerLink {
   using EarlyArrivals = std::vector<std::pair<cluster::BufferId, absl::StatusOr<cluster::HostContents>>>;
   void Describe(const WorkerOptions& options);
 
-  // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
-  // client.
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
   std::unique_ptr<TokenMaker> tokens_;

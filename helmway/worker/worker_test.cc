@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -89,6 +90,17 @@ module @apart attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 :
       -> (tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}) {
     %1 = stablehlo.add %a, %a : tensor<8xf32>
     return %1 : tensor<8xf32>
+  }
+})";
+
+// Costs enough for the plugin to run it on a thread of its own.
+constexpr int64_t kSlowArgument = 512 * 512;
+constexpr char kSlow[] = R"(
+module @slow {
+  func.func public @main(%a: tensor<262144xf32>) -> tensor<512x512xf32> {
+    %m = stablehlo.reshape %a : (tensor<262144xf32>) -> tensor<512x512xf32>
+    %0 = stablehlo.dot %m, %m : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
+    return %0 : tensor<512x512xf32>
   }
 })";
 
@@ -305,6 +317,30 @@ TEST(Worker, NamesAPluginThatIsNotThere) {
       {.plugin_path = "/nowhere/plugin.so", .host_memory = std::make_shared<base::HostMemoryPool>(0)});
   ASSERT_FALSE(worker.ok());
   EXPECT_THAT(std::string(worker.status().message()), HasSubstr("/nowhere/plugin.so"));
+}
+
+TEST_P(WorkerTest, GoesOnlyWhenNothingCallsBack) {
+  CompileOk(*session_, 1, kSlow);
+  Put(*session_, 1, std::vector<float>(kSlowArgument, 1.0f));
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  struct {
+    base::Notification begun, over;
+    std::atomic<bool> worker_is_gone = false, saw_it_gone = false;
+  } callback;
+  session_->Await({One(2)}, [&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    char name[32]; pthread_getname_np(pthread_self(), name, 32); fprintf(stderr, "on %s\n", name);
+    callback.begun.Notify();
+    // A worker that does not wait for this is gone long before the end.
+    for (int i = 0; i < 10'000 && !callback.worker_is_gone; ++i) std::this_thread::yield();
+    callback.saw_it_gone = callback.worker_is_gone.load();
+    callback.over.Notify();
+  });
+  callback.begun.WaitForNotification();
+  TearDown();
+  callback.worker_is_gone = true;
+  callback.over.WaitForNotification();
+  EXPECT_FALSE(callback.saw_it_gone);
 }
 
 // ---- Bytes in and out ----------------------------------------------------------------------------------
