@@ -66,18 +66,17 @@ void Event::OnReady(std::function<void(absl::Status)> callback) const {
     callback(absl::OkStatus());
     return;
   }
-  auto waiter = std::make_unique<Waiter>(Waiter{api_, std::move(callback)});
+  // RunWaiter owns it, and may have freed it before the plugin's call returns.
+  auto* const waiter = new Waiter{api_, std::move(callback)};
   PJRT_Event_OnReady_Args args{.struct_size = PJRT_Event_OnReady_Args_STRUCT_SIZE,
                                .event = event_,
                                .callback = &RunWaiter,
-                               .user_arg = waiter.get()};
-  base::HappensBefore(waiter.get());
+                               .user_arg = waiter};
+  base::HappensBefore(waiter);
   PJRT_Error* error = api_->PJRT_Event_OnReady(&args);
-  if (error == nullptr) {
-    waiter.release();  // RunWaiter owns it, and may have freed it already.
-    return;
-  }
-  waiter->callback(ToStatus(api_, error));
+  if (error == nullptr) return;
+  const std::unique_ptr<Waiter> refused(waiter);
+  refused->callback(ToStatus(api_, error));
 }
 
 }  // namespace helmway::pjrt

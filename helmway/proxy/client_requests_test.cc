@@ -13,7 +13,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
 using ::xla::ifrt::proxy::GetDefaultDeviceAssignmentRequest;
 using ::xla::ifrt::proxy::GetDefaultLayoutRequest;
 using ::xla::ifrt::proxy::IfrtRequest;

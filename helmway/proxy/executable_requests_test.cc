@@ -15,9 +15,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
-using ::testing::SizeIs;
-using ::testing::UnorderedElementsAre;
 using ::xla::ifrt::proxy::LoadedExecutableCostAnalysisRequest;
 using ::xla::ifrt::proxy::LoadedExecutableDestructRequest;
 using ::xla::ifrt::proxy::LoadedExecutableExecuteRequest;

@@ -11,10 +11,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 using ::xla::ifrt::proxy::CompileRequest;
 using ::xla::ifrt::proxy::CompileResponse;
-using ::xla::ifrt::proxy::LoadedExecutableMetadataRequest;
 
 class CompileTest : public SessionTest {
  protected:

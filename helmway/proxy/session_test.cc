@@ -11,9 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 using ::xla::ifrt::proxy::InitRequest;
-using ::xla::ifrt::proxy::LoadedExecutableMetadataRequest;
 
 class VersionedWholeSessionTest : public VersionedSessionTest {};
 INSTANTIATE_TEST_SUITE_P(Versions, VersionedWholeSessionTest, ::testing::ValuesIn(kVersions), VersionName);

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,69 +19,15 @@
 #include "helmway/proxy/fake_stream_testing.h"
 #include "helmway/proxy/fake_worker_testing.h"
 #include "helmway/proxy/proxy.h"
-#include "helmway/wire/ifrt_array.pb.h"
+#include "helmway/proxy/requests_testing.h"
 #include "helmway/wire/ifrt_session.pb.h"
-#include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/versions.h"
 
 // What tests of the proxy's request handlers share: a proxy on a fake worker, clients of it, and short ways
 // to write requests. Every test ends with a look at the contracts that the fakes watch.
 namespace helmway::proxy {
 
-inline constexpr auto kF32 = xla::ifrt::DTypeProto::KIND_F32;
-inline constexpr auto kS32 = xla::ifrt::DTypeProto::KIND_S32;
-
-// ---- Parts of requests -----------------------------------------------------------------------------------
-
-xla::ifrt::DTypeProto DType(xla::ifrt::DTypeProto::Kind kind);
-xla::ifrt::ShapeProto Shape(const std::vector<int64_t>& dims);
-xla::ifrt::proto::ByteStrides Strides(const std::vector<int64_t>& strides);
-xla::ifrt::ShardingProto OneDevice(int32_t device, std::optional<std::string> memory_kind = std::nullopt);
-xla::ifrt::ShardingProto Replicated(const std::vector<int32_t>& devices);
-// The first of `rank` dimensions is split over the devices.
-xla::ifrt::ShardingProto Split(const std::vector<int32_t>& devices, int rank = 1);
-xla::ifrt::ShardingProto OpaqueOver(const std::vector<int32_t>& devices);
-xla::ifrt::ArraySpecProto Spec(const std::vector<int64_t>& dims, const xla::ifrt::ShardingProto& sharding,
-                               xla::ifrt::DTypeProto::Kind dtype = kF32);
-
-// A request for an array of f32 whose host buffer has the array's handle.
-xla::ifrt::proxy::MakeArrayFromHostBufferRequest FromHost(uint64_t handle, const std::vector<int64_t>& dims,
-                                                          const xla::ifrt::ShardingProto& sharding);
-// Requests about handles alone.
-xla::ifrt::proxy::CheckValueReadyRequest Ready(const std::vector<uint64_t>& handles);
-xla::ifrt::proxy::DeleteArrayRequest Delete(const std::vector<uint64_t>& handles);
-xla::ifrt::proxy::DestructArrayRequest Destruct(const std::vector<uint64_t>& handles);
-xla::ifrt::proxy::IsArrayDeletedRequest IsDeleted(uint64_t handle);
-xla::ifrt::proxy::CheckFutureRequest CheckFuture(uint64_t handle);
-xla::ifrt::proxy::CopyToHostBufferRequest ReadInto(uint64_t host_buffer, uint64_t array);
-xla::ifrt::proxy::FullyReplicatedShardRequest ShardOf(uint64_t array, uint64_t result);
-xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest Disassemble(uint64_t array,
-                                                                       const std::vector<uint64_t>& results);
-
-// ---- Programs --------------------------------------------------------------------------------------------
-
-struct ProgramForm {
-  struct Value {
-    std::vector<int64_t> shard_dims;
-    bool split = false;  // the first dimension over the devices; else the same on all
-  };
-  std::vector<Value> parameters;
-  std::vector<Value> outputs;
-  std::vector<int32_t> donated = {};
-  std::vector<int32_t> devices = {10};
-  std::vector<std::string> output_memory_kinds = {};  // empty: "device" for each
-};
-
-// What a compiler says about a program of f32 values called "form".
-cluster::CompiledProgram Compiled(const ProgramForm& form);
-// A request to compile something for these devices, with the options' format version of that serdes number.
-xla::ifrt::proxy::CompileRequest CompileFor(const std::vector<int32_t>& devices,
-                                            int serdes = wire::kMaxSerdesVersion);
-
 // ---- Clients ---------------------------------------------------------------------------------------------
-
-// The member of IfrtRequest for a request of that type.
-const google::protobuf::FieldDescriptor* RequestMember(const google::protobuf::Descriptor* type);
 
 // One client of a proxy: sends requests, looks at the answers, and at what reached the worker.
 class TestClient {
@@ -132,17 +77,6 @@ class TestClient {
   uint64_t next_op_ = 1;
 };
 
-// A run of a loaded program.
-struct Run {
-  uint64_t executable = 0;
-  std::vector<uint64_t> arguments = {};
-  std::vector<uint64_t> results = {};  // none: the first run
-  bool fill_status = false;
-  uint64_t status_handle = 0;
-  std::vector<int32_t> not_donatable = {};
-};
-xla::ifrt::proxy::LoadedExecutableExecuteRequest Execute(const Run& run);
-
 class SessionTest : public ::testing::Test {
  protected:
   // The protocol and serdes numbers of new clients.
@@ -184,12 +118,12 @@ inline std::string VersionName(const ::testing::TestParamInfo<std::pair<int, int
 }
 
 MATCHER_P2(FailsWith, code, text, "") {
-  const absl::Status status = arg;
+  const absl::Status& status = arg;
   *result_listener << status;
   return status.code() == code && ::testing::Value(std::string(status.message()), ::testing::HasSubstr(text));
 }
 MATCHER(IsOk, "") {
-  const absl::Status status = arg;
+  const absl::Status& status = arg;
   *result_listener << status;
   return status.ok();
 }

@@ -1,0 +1,274 @@
+#include "helmway/proxy/requests_testing.h"
+
+#include "helmway/wire/serialized.h"
+#include "helmway/wire/xla_data.pb.h"
+#include "helmway/wire/xla_hlo.pb.h"
+
+namespace helmway::proxy {
+
+using ::xla::ifrt::proxy::IfrtRequest;
+
+// ---- Parts of requests -----------------------------------------------------------------------------------
+
+xla::ifrt::DTypeProto DType(xla::ifrt::DTypeProto::Kind kind) {
+  xla::ifrt::DTypeProto proto;
+  proto.set_kind(kind);
+  return proto;
+}
+
+xla::ifrt::ShapeProto Shape(const std::vector<int64_t>& dims) {
+  xla::ifrt::ShapeProto proto;
+  proto.mutable_dims()->Assign(dims.begin(), dims.end());
+  return proto;
+}
+
+xla::ifrt::proto::ByteStrides Strides(const std::vector<int64_t>& strides) {
+  xla::ifrt::proto::ByteStrides proto;
+  proto.mutable_strides()->Assign(strides.begin(), strides.end());
+  return proto;
+}
+
+xla::ifrt::ShardingProto OneDevice(int32_t device, std::optional<std::string> memory_kind) {
+  xla::ifrt::SingleDeviceShardingProto payload;
+  payload.set_device_id(device);
+  if (memory_kind) payload.set_memory_kind(*memory_kind);
+  xla::ifrt::ShardingProto proto;
+  *proto.mutable_serialized_sharding() = wire::MakeSerialized(payload, wire::kSingleDeviceSharding);
+  return proto;
+}
+
+namespace {
+
+xla::ifrt::ShardingProto Hlo(const std::vector<int32_t>& devices, const xla::OpSharding& op_sharding) {
+  xla::ifrt::HloShardingProto payload;
+  payload.mutable_devices()->mutable_device_ids()->Assign(devices.begin(), devices.end());
+  *payload.mutable_xla_op_sharding() = op_sharding;
+  xla::ifrt::ShardingProto proto;
+  *proto.mutable_serialized_sharding() = wire::MakeSerialized(payload, wire::kHloSharding);
+  return proto;
+}
+
+xla::OpSharding SplitFirst(size_t num_devices, size_t rank) {
+  xla::OpSharding sharding;
+  sharding.set_type(xla::OpSharding::OTHER);
+  sharding.add_tile_assignment_dimensions(static_cast<int64_t>(num_devices));
+  for (size_t i = 1; i < rank; ++i) sharding.add_tile_assignment_dimensions(1);
+  sharding.add_iota_reshape_dims(static_cast<int64_t>(num_devices));
+  sharding.add_iota_transpose_perm(0);
+  return sharding;
+}
+
+}  // namespace
+
+xla::ifrt::ShardingProto Replicated(const std::vector<int32_t>& devices) {
+  return Hlo(devices, xla::OpSharding());
+}
+
+xla::ifrt::ShardingProto Split(const std::vector<int32_t>& devices, int rank) {
+  return Hlo(devices, SplitFirst(devices.size(), static_cast<size_t>(rank)));
+}
+
+xla::ifrt::ShardingProto OpaqueOver(const std::vector<int32_t>& devices) {
+  xla::ifrt::OpaqueShardingProto payload;
+  payload.mutable_devices()->mutable_device_ids()->Assign(devices.begin(), devices.end());
+  xla::ifrt::ShardingProto proto;
+  *proto.mutable_serialized_sharding() = wire::MakeSerialized(payload, wire::kOpaqueSharding);
+  return proto;
+}
+
+xla::ifrt::ArraySpecProto Spec(const std::vector<int64_t>& dims, const xla::ifrt::ShardingProto& sharding,
+                               xla::ifrt::DTypeProto::Kind dtype) {
+  xla::ifrt::ArraySpecProto spec;
+  *spec.mutable_dtype() = DType(dtype);
+  *spec.mutable_shape() = Shape(dims);
+  *spec.mutable_sharding() = sharding;
+  return spec;
+}
+
+xla::ifrt::proxy::MakeArrayFromHostBufferRequest FromHost(uint64_t handle, const std::vector<int64_t>& dims,
+                                                          const xla::ifrt::ShardingProto& sharding) {
+  xla::ifrt::proxy::MakeArrayFromHostBufferRequest request;
+  *request.mutable_dtype() = DType(kF32);
+  *request.mutable_shape() = Shape(dims);
+  *request.mutable_sharding() = sharding;
+  request.set_host_buffer_handle(handle);
+  request.set_array_handle(handle);
+  return request;
+}
+
+xla::ifrt::proxy::CheckValueReadyRequest Ready(const std::vector<uint64_t>& handles) {
+  xla::ifrt::proxy::CheckValueReadyRequest request;
+  request.mutable_value_handles()->Assign(handles.begin(), handles.end());
+  return request;
+}
+
+xla::ifrt::proxy::DeleteArrayRequest Delete(const std::vector<uint64_t>& handles) {
+  xla::ifrt::proxy::DeleteArrayRequest request;
+  request.mutable_array_handle()->Assign(handles.begin(), handles.end());
+  return request;
+}
+
+xla::ifrt::proxy::DestructArrayRequest Destruct(const std::vector<uint64_t>& handles) {
+  xla::ifrt::proxy::DestructArrayRequest request;
+  request.mutable_array_handle()->Assign(handles.begin(), handles.end());
+  return request;
+}
+
+xla::ifrt::proxy::IsArrayDeletedRequest IsDeleted(uint64_t handle) {
+  xla::ifrt::proxy::IsArrayDeletedRequest request;
+  request.set_array_handle(handle);
+  return request;
+}
+
+xla::ifrt::proxy::CheckFutureRequest CheckFuture(uint64_t handle) {
+  xla::ifrt::proxy::CheckFutureRequest request;
+  request.set_future_handle(handle);
+  return request;
+}
+
+xla::ifrt::proxy::CopyToHostBufferRequest ReadInto(uint64_t host_buffer, uint64_t array) {
+  xla::ifrt::proxy::CopyToHostBufferRequest request;
+  request.set_host_buffer_handle(host_buffer);
+  request.set_array_handle(array);
+  return request;
+}
+
+xla::ifrt::proxy::FullyReplicatedShardRequest ShardOf(uint64_t array, uint64_t result) {
+  xla::ifrt::proxy::FullyReplicatedShardRequest request;
+  request.set_array_handle(array);
+  request.set_copy_semantics(xla::ifrt::proto::ARRAY_COPY_SEMANTICS_REUSE_INPUT);
+  request.set_result_handle(result);
+  return request;
+}
+
+xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest Disassemble(uint64_t array,
+                                                                       const std::vector<uint64_t>& results) {
+  xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest request;
+  request.set_array_handle(array);
+  request.set_copy_semantics(xla::ifrt::proto::ARRAY_COPY_SEMANTICS_REUSE_INPUT);
+  request.mutable_result_handles()->Assign(results.begin(), results.end());
+  return request;
+}
+
+void AddArray(xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest& request, uint64_t handle,
+              const xla::ifrt::ArraySpecProto& spec, const std::vector<ShardBuffer>& buffers) {
+  request.add_array_handles(handle);
+  auto& made = *request.add_specs();
+  *made.mutable_array_spec() = spec;
+  for (const ShardBuffer& buffer : buffers) {
+    auto& host_buffer = *made.add_host_buffers();
+    *host_buffer.mutable_dtype() = spec.dtype();
+    *host_buffer.mutable_shape() = Shape(buffer.dims);
+    host_buffer.set_host_buffer_handle(buffer.handle);
+    made.add_addressable_shard_indices()->mutable_indices()->Assign(buffer.positions.begin(),
+                                                                    buffer.positions.end());
+  }
+}
+
+xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest Assemble(
+    const std::vector<uint64_t>& parts, uint64_t result, const std::vector<int64_t>& dims,
+    const xla::ifrt::ShardingProto& sharding, xla::ifrt::proto::ArrayCopySemantics semantics) {
+  xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest request;
+  *request.mutable_shape() = Shape(dims);
+  *request.mutable_sharding() = sharding;
+  request.mutable_single_device_array_handles()->Assign(parts.begin(), parts.end());
+  request.set_copy_semantics(semantics);
+  request.set_single_device_shard_semantics(
+      xla::ifrt::proto::SINGLE_DEVICE_SHARD_SEMANTICS_ADDRESSABLE_SHARDS);
+  request.set_result_handle(result);
+  return request;
+}
+
+xla::ifrt::proxy::CopyArraysRequest Copy(const std::vector<uint64_t>& arrays,
+                                         const std::vector<uint64_t>& results,
+                                         const std::vector<int32_t>& devices,
+                                         xla::ifrt::proto::ArrayCopySemantics semantics) {
+  xla::ifrt::proxy::CopyArraysRequest request;
+  request.mutable_array_handles()->Assign(arrays.begin(), arrays.end());
+  request.mutable_result_handles()->Assign(results.begin(), results.end());
+  request.mutable_device_ids()->Assign(devices.begin(), devices.end());
+  request.set_copy_semantics(semantics);
+  return request;
+}
+
+const google::protobuf::FieldDescriptor* RequestMember(const google::protobuf::Descriptor* type) {
+  const google::protobuf::OneofDescriptor& members = *IfrtRequest::descriptor()->FindOneofByName("request");
+  for (int i = 0; i < members.field_count(); ++i) {
+    if (members.field(i)->message_type() == type) return members.field(i);
+  }
+  return nullptr;
+}
+
+// ---- Programs --------------------------------------------------------------------------------------------
+
+cluster::CompiledProgram Compiled(const ProgramForm& form) {
+  xla::HloModuleProto module;
+  module.set_name("form");
+  const auto describe = [](const ProgramForm::Value& value, xla::ShapeProto* shape) {
+    shape->set_element_type(xla::F32);
+    shape->mutable_dimensions()->Assign(value.shard_dims.begin(), value.shard_dims.end());
+  };
+  const auto shard = [&](const ProgramForm::Value& value) {
+    return value.split ? SplitFirst(form.devices.size(), value.shard_dims.size()) : xla::OpSharding();
+  };
+  const bool many = form.devices.size() > 1;
+  for (const ProgramForm::Value& parameter : form.parameters) {
+    describe(parameter, module.mutable_host_program_shape()->add_parameters());
+    if (many) *module.add_spmd_parameters_shardings() = shard(parameter);
+  }
+  xla::ShapeProto& result = *module.mutable_host_program_shape()->mutable_result();
+  result.set_element_type(xla::TUPLE);
+  if (many) module.mutable_spmd_output_sharding()->set_type(xla::OpSharding::TUPLE);
+  for (const ProgramForm::Value& output : form.outputs) {
+    describe(output, result.add_tuple_shapes());
+    if (many) *module.mutable_spmd_output_sharding()->add_tuple_shardings() = shard(output);
+  }
+  for (const int32_t donated : form.donated) {
+    module.mutable_buffer_donor()->add_entries()->set_parameter_number(donated);
+  }
+  cluster::CompiledProgram program;
+  program.name = "form";
+  program.num_partitions = static_cast<int32_t>(form.devices.size());
+  program.devices = form.devices;
+  program.optimized_hlo_format = "hlo";
+  program.optimized_hlo = module.SerializeAsString();
+  program.output_memory_kinds = form.output_memory_kinds;
+  if (program.output_memory_kinds.empty()) {
+    program.output_memory_kinds.assign(form.outputs.size(), "device");
+  }
+  return program;
+}
+
+xla::ifrt::proxy::CompileRequest CompileFor(const std::vector<int32_t>& devices, int serdes) {
+  xla::ifrt::XlaCompileOptionsProto options;
+  if (serdes >= wire::kSerdesCompileOptions) options.set_version_number(wire::kSerdesCompileOptions);
+  auto& build = *options.mutable_compile_options()->mutable_executable_build_options();
+  build.set_num_replicas(1);
+  build.set_num_partitions(static_cast<int64_t>(devices.size()));
+  build.mutable_debug_options();
+  auto& assignment = *build.mutable_device_assignment();
+  assignment.set_replica_count(1);
+  assignment.set_computation_count(static_cast<int32_t>(devices.size()));
+  for (const int32_t device : devices) {
+    assignment.add_computation_devices()->add_replica_device_ids(device);
+  }
+  xla::ifrt::proxy::CompileRequest request;
+  request.mutable_program()->set_type_name(std::string(wire::kXlaProgram));
+  request.mutable_program()->set_data("code");
+  *request.mutable_compile_options() = wire::MakeSerialized(options, wire::kXlaCompileOptions);
+  return request;
+}
+
+xla::ifrt::proxy::LoadedExecutableExecuteRequest Execute(const Run& run) {
+  xla::ifrt::proxy::LoadedExecutableExecuteRequest request;
+  request.set_loaded_executable_handle(run.executable);
+  request.mutable_args_handles()->Assign(run.arguments.begin(), run.arguments.end());
+  request.mutable_result_array_handle()->Assign(run.results.begin(), run.results.end());
+  request.set_result_status_handle(run.status_handle);
+  auto& options = *request.mutable_execute_options();
+  options.set_fill_status(run.fill_status);
+  options.mutable_non_donatable_input_indices()->Assign(run.not_donatable.begin(), run.not_donatable.end());
+  return request;
+}
+
+}  // namespace helmway::proxy
