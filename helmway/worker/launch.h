@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ struct LoadedProgram {
   // On one device, and so short that handing it to the plugin never takes long: it may be started on the
   // thread that takes the command.
   bool may_start_at_once = false;
+  // Whether there is room for what a run allocates; only for programs that allocate much.
+  std::function<absl::Status()> check_room;
 };
 
 // One device's part of a launch.

@@ -117,9 +117,13 @@ void Session::Fill(cluster::HostContents contents) {
   }
   const bool token = contents.element_type == xla::ifrt::DTypeProto::KIND_TOKEN;
   const bool slow = FillIsSlow(contents);
-  auto fill = [self = shared_from_this(), work, token, contents = std::move(contents)] {
+  auto fill = [self = shared_from_this(), work, token, slow, contents = std::move(contents)] {
+    // A fill that is not slow takes the host's bytes as they are.
+    const absl::Status room = slow ? self->worker_->CheckRoom(contents.bytes.size) : absl::OkStatus();
     for (const auto& [slot, device] : work) {
-      if (token) {
+      if (!room.ok()) {
+        slot->Finish(room);
+      } else if (token) {
         FillSlotWithToken(self->worker_->tokens(), device, contents.memory_kind, slot);
       } else {
         FillSlot(self->worker_->client(), device, contents, slot);
@@ -291,6 +295,11 @@ void Session::Copy(cluster::CopyBuffers command) {
           return CopyByWayOfHost(self->worker_->client(), std::move(*hold), device, memory->kind(),
                                  &self->worker_->host_memory(), result);
         }
+        const auto bytes = static_cast<int64_t>((*hold)->buffer.OnDeviceSizeBytes().value_or(0));
+        if (absl::Status room = self->worker_->CheckRoom(bytes); !room.ok()) {
+          result->Finish(room);
+          return;
+        }
         absl::StatusOr<pjrt::Buffer> buffer = (*hold)->buffer.CopyToMemory(memory);
         if (!buffer.ok()) {
           result->Finish(buffer.status());
@@ -399,6 +408,12 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   result.fingerprint = executable->Fingerprint().value_or("");
   if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable->GetCompiledMemoryStats(); stats.ok()) {
     result.memory_stats = SerializeMemoryStats(*stats);
+    const int64_t bytes = (stats->output_bytes - stats->alias_bytes + stats->temp_bytes) *
+                          static_cast<int64_t>(result.devices.size());
+    if (bytes >= base::kLargeAllocationBytes) {
+      program->check_room = [worker = worker_, bytes] { return worker->CheckRoom(bytes); };
+      program->may_start_at_once = false;
+    }
   } else {
     result.memory_stats = stats.status();
   }

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/worker/session.h"
 
@@ -30,6 +31,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
                            {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)}}));
   worker->tokens_ = std::make_unique<TokenMaker>(worker->client_.get());
   worker->host_memory_ = options.host_memory;
+  worker->available_memory_ = options.available_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
     worker->queues_[device->id()] = std::make_unique<DeviceQueue>(device);
@@ -80,6 +82,14 @@ void Worker::Describe(const WorkerOptions& options) {
 
 std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId /*session*/) {
   return std::make_shared<Session>(this);
+}
+
+absl::Status Worker::CheckRoom(int64_t bytes) const {
+  if (bytes < base::kLargeAllocationBytes || info_.platform_name != "cpu") return absl::OkStatus();
+  const int64_t available = available_memory_();
+  if (bytes <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("Out of memory: ", bytes, " bytes are needed, ", available, " are left"));
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {

@@ -1,13 +1,17 @@
 #ifndef HELMWAY_WORKER_WORKER_H_
 #define HELMWAY_WORKER_WORKER_H_
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "helmway/async/thread_pool.h"
+#include "helmway/base/available_memory.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
@@ -22,6 +26,8 @@ struct WorkerOptions {
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  // What is left of the host's memory, which is also the devices' on the CPU platform.
+  std::function<int64_t()> available_memory = [] { return base::AvailableMemoryBytes(); };
 };
 
 // One PJRT client with its devices, and the in-process link to it. Any thread.
@@ -48,6 +54,9 @@ class Worker final : public cluster::WorkerLink {
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
+  // RESOURCE_EXHAUSTED if so many bytes of device memory are large and more than the host has left, on the
+  // CPU platform. It would give them out all the same and then be ended.
+  absl::Status CheckRoom(int64_t bytes) const;
 
  private:
   Worker() = default;
@@ -59,6 +68,7 @@ class Worker final : public cluster::WorkerLink {
   std::unique_ptr<TokenMaker> tokens_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
+  std::function<int64_t()> available_memory_;
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;
