@@ -168,7 +168,9 @@ void RunAssembly(const pjrt::Client& client, base::HostMemoryPool& pool, Assembl
   for (const Result& result : job.results) {
     Part& part = parts.emplace_back(Part{&result, {}, absl::OkStatus()});
     for (const cluster::BufferBlock& block : result.blocks) {
-      part.status.Update(job.sources[block.source]->ready->status());
+      const Slot& source = *job.sources[block.source];
+      part.status.Update(source.ready->status());
+      if (part.status.ok()) part.status = source.CheckElements();
     }
     if (!part.status.ok()) continue;
     absl::StatusOr<base::HostBlock> block = pool.Allocate(

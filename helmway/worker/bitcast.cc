@@ -19,6 +19,7 @@ struct Ground {
 };
 
 absl::StatusOr<pjrt::Buffer> MakeView(const pjrt::Client& client, ReadHold source, const BitcastForm& form) {
+  HELMWAY_RETURN_IF_ERROR(source->CheckElements());
   const pjrt::Buffer& buffer = source->buffer;
   if (buffer.IsDeleted()) return absl::InvalidArgumentError("Array has been deleted.");
   const auto type = static_cast<pjrt::ElementType>(form.element_type);

@@ -40,6 +40,14 @@ class Slot final : public base::RefCounted<Slot> {
   uint64_t user_context = 0;
 
   // Ends the making.
+  // OK if a ready slot without error holds elements in a plugin's memory. Strings and tokens have none there.
+  absl::Status CheckElements() const {
+    if (strings) return absl::UnimplementedError("resharding and bitcasts of strings by their bytes");
+    if (!buffer || buffer.element_type() == pjrt::ElementType::kToken) {
+      return absl::UnimplementedError("resharding and bitcasts of tokens by their bytes");
+    }
+    return absl::OkStatus();
+  }
   void Finish(absl::Status status) { ready->Finish(wire::WithUserContext(std::move(status), user_context)); }
 
   // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded

@@ -958,6 +958,48 @@ TEST_P(WorkerTest, CopiesThatCannotBeDone) {
 
 // ---- What no plugin takes from the host ------------------------------------------------------------------
 
+TEST_P(WorkerTest, StringsAndTokensAreNotPutTogetherOrBitcast) {
+  xla::ifrt::proto::StringArrayContents contents;
+  contents.add_strings("one");
+  const std::string serialized = contents.SerializeAsString();
+  cluster::HostContents strings;
+  strings.targets = {{1, devices_[0]}};
+  strings.element_type = xla::ifrt::DTypeProto::KIND_STRING;
+  strings.dims = {1};
+  strings.bytes = Bytes(std::vector<char>(serialized.begin(), serialized.end()));
+  Declare(*session_, 1, devices_[0]);
+  session_->Fill(std::move(strings));
+  cluster::HostContents token;
+  token.targets = {{2, devices_[0]}};
+  token.element_type = xla::ifrt::DTypeProto::KIND_TOKEN;
+  token.bytes = Bytes(std::vector<char>());
+  Declare(*session_, 2, devices_[0]);
+  session_->Fill(std::move(token));
+  BufferId next = 10;
+  for (const BufferId source : {BufferId{1}, BufferId{2}}) {
+    EXPECT_TRUE(Await(*session_, {One(source)}).Wait().ok());
+    for (const cluster::ElementType type : {kS32, cluster::ElementType{xla::ifrt::DTypeProto::KIND_STRING},
+                                            cluster::ElementType{xla::ifrt::DTypeProto::KIND_TOKEN}}) {
+      for (const cluster::Dims& dims : {cluster::Dims{}, cluster::Dims{1}}) {
+        const cluster::Dims zeros(dims.size(), 0);
+        cluster::AssembleBuffers assemble;
+        assemble.sources = One(source);
+        assemble.results.push_back({{{next, devices_[1]}}, dims, {{0, zeros, zeros, dims}}});
+        assemble.element_type = type;
+        session_->Assemble(std::move(assemble));
+        session_->Bitcast(
+            {.sources = One(source), .results = One(next + 1), .element_type = type, .dims = {dims}});
+        session_->Flush();
+        EXPECT_FALSE(Await(*session_, {One(next)}).Wait().ok());
+        EXPECT_FALSE(Await(*session_, {One(next + 1)}).Wait().ok());
+        next += 2;
+      }
+    }
+  }
+  Put(*session_, 3, {1, 2});
+  EXPECT_THAT(ReadOk(*session_, 3), ElementsAre(1, 2));
+}
+
 TEST_P(WorkerTest, StringsStayWithTheWorker) {
   xla::ifrt::proto::StringArrayContents contents;
   contents.add_strings("one");
