@@ -129,12 +129,9 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     }
     absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
     absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
-    // On CPU JAX keeps empty arrays of booleans for tokens; the plugin takes them too.
-    const bool stands_for_token = spec.parameters[i].is_token &&
-                                  argument_spec.dtype == xla::ifrt::DTypeProto::KIND_PRED && dims.ok() &&
-                                  *dims == std::vector<int64_t>{0};
-    if (!stands_for_token && (!type.ok() || *type != spec.parameters[i].element_type ||
-                              (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
+    // Anything may stand for a token, which only orders.
+    if (!spec.parameters[i].is_token && (!type.ok() || *type != spec.parameters[i].element_type ||
+                                         (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
       return absl::InvalidArgumentError(
           absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
                        wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
@@ -203,9 +200,10 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   for (const int32_t index : launch.donated) arguments[static_cast<size_t>(index)]->Delete();
 
   launch.executable = executable->id;
+  launch.stream = request.execute_options().execution_stream_id();
   launch.user_context = user_context_;
-  launch.on_done = [self = shared_from_this(), run,
-                    user_context = user_context_](const absl::Status& status) {
+  launch.on_done = [self = shared_from_this(), run, user_context = user_context_,
+                    callbacks = executable->callbacks](const absl::Status& status) {
     if (run) run->Finish(status);
     if (status.ok()) self->user_contexts_.Release(user_context);
     self->LaunchDone();

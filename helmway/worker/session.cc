@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
@@ -123,7 +124,13 @@ absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
 
 }  // namespace
 
+<<<<<<< HEAD
 Session::Session(Worker* worker, cluster::SessionId id) : worker_(worker), id_(id) {}
+=======
+Session::Session(Worker* worker, std::shared_ptr<cluster::CallbackSink> callbacks)
+    : worker_(worker),
+      callback_lanes_(std::make_shared<CallbackLanes>(std::move(callbacks), &worker->callback_threads())) {}
+>>>>>>> 5a24281 (WIP: Python callbacks)
 
 Session::~Session() {
   Close();
@@ -246,6 +253,8 @@ void Session::Execute(cluster::Launch launch) {
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
+  const bool calls_back = program->callback_client != nullptr;
+  bool late = calls_back;
   bool held;
   absl::Status conflict;
   {
@@ -255,7 +264,16 @@ void Session::Execute(cluster::Launch launch) {
       part.done = base::MakeRef<async::Completion>();
       part.arguments.reserve(launch.arguments.size());
       for (const cluster::BufferNames& names : launch.arguments) {
+<<<<<<< HEAD
         part.arguments.push_back(FindReadable(names.at(d)));
+=======
+        SlotRef slot = FindOrFailed(names.at(d));
+        if (slot->consumed.load(std::memory_order_relaxed)) {
+          slot = base::MakeRef<Slot>(async::DoneCompletion(Consumed()), nullptr);
+        }
+        late = late || slot->is_late();
+        part.arguments.push_back(std::move(slot));
+>>>>>>> 5a24281 (WIP: Python callbacks)
       }
       part.kept_arguments.assign(launch.kept.begin(), launch.kept.end());
       for (const int32_t a : launch.donated) {
@@ -266,6 +284,7 @@ void Session::Execute(cluster::Launch launch) {
         slot.consumed_as = a;
         if (slot.readers.load() > 0) part.kept_arguments.push_back(a);
       }
+<<<<<<< HEAD
       if (!launch.donated.empty()) {
         for (size_t a = 0; a < part.arguments.size(); ++a) {
           const Slot& slot = *part.arguments[a];
@@ -274,13 +293,28 @@ void Session::Execute(cluster::Launch launch) {
           }
         }
       }
+=======
+      if (calls_back) {
+        for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
+      }
+    }
+    for (size_t d = 0; d < devices; ++d) {
+      LaunchPart& part = parts[d];
+>>>>>>> 5a24281 (WIP: Python callbacks)
       part.results.reserve(launch.results.size());
-      for (const cluster::BufferNames& names : launch.results) {
-        SlotRef slot = base::MakeRef<Slot>(part.done, program->queues[d]);
-        if (!closed_) slots_[names.at(d)] = slot;
+      for (size_t i = 0; i < launch.results.size(); ++i) {
+        const bool is_token = program->token_outputs[i];
+        if (is_token && !part.tokens_done) part.tokens_done = base::MakeRef<async::Completion>();
+        // Nothing but the end of the launch fills a token.
+        SlotRef slot = base::MakeRef<Slot>(is_token ? part.tokens_done : part.done,
+                                           calls_back || is_token ? nullptr : program->queues[d]);
+        slot->awaits_launch = is_token || calls_back;
+        slot->awaits_callback = late;
+        if (!closed_) slots_[launch.results[i].at(d)] = slot;
         part.results.push_back(std::move(slot));
       }
     }
+<<<<<<< HEAD
     // On one device the plugin would refuse the run and on others begin it, so that they wait for the first.
     if (!conflict.ok()) {
       for (LaunchPart& part : parts) {
@@ -288,17 +322,50 @@ void Session::Execute(cluster::Launch launch) {
       }
     }
     held = launch.held && !closed_;
+=======
+    // A program that calls back waits for its inputs by itself.
+    held = launch.held && !closed_ && !calls_back;
+>>>>>>> 5a24281 (WIP: Python callbacks)
     if (held) held_[launch.id] = record;
   }
+  if (calls_back) {
+    callback_lanes_->Push(launch.stream, std::move(record));
+    return;
+  }
   if (held) return;
-  if (!program->may_start_at_once) {
-    worker_->sequencer().Enqueue(record);
+  if (late || !program->may_start_at_once) {
+    Enqueue(std::move(record));
     return;
   }
   DeviceQueue* queue = program->queues[0];
   queue->PushQuietly(record, 0);
   DeviceQueue* other = unflushed_.exchange(queue);
   if (other != nullptr && other != queue) other->Wake();
+}
+
+void Session::Enqueue(LaunchRef record) {
+  std::vector<async::CompletionRef> late;
+  for (const LaunchPart& part : record->parts()) {
+    for (const SlotRef& slot : part.arguments) {
+      if (slot->is_late()) late.push_back(slot->ready);
+    }
+  }
+  if (late.empty()) {
+    worker_->sequencer().Enqueue(record);
+    return;
+  }
+  struct Parked {
+    LaunchRef record;
+    std::atomic<size_t> late;
+  };
+  auto parked = std::make_shared<Parked>();
+  parked->record = std::move(record);
+  parked->late.store(late.size());
+  for (const async::CompletionRef& ready : late) {
+    ready->OnDone([worker = worker_, parked](const absl::Status&) {
+      if (parked->late.fetch_sub(1) == 1) worker->sequencer().Enqueue(parked->record);
+    });
+  }
 }
 
 void Session::Flush() {
@@ -315,7 +382,7 @@ void Session::ReleaseLaunch(cluster::LaunchId id) {
     record = std::move(it->second);
     held_.erase(it);
   }
-  worker_->sequencer().Enqueue(record);
+  Enqueue(std::move(record));
 }
 
 void Session::Copy(cluster::CopyBuffers command) {
@@ -327,6 +394,8 @@ void Session::Copy(cluster::CopyBuffers command) {
       base::MutexLock lock(&mu_);
       source = FindReadable(command.sources.at(i));
       if (closed_) return;
+      result->awaits_callback = source->is_late();
+      result->awaits_launch = result->awaits_callback;
       slots_[command.results.at(i)] = result;
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
@@ -603,23 +672,83 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileWith(
   return compiled;
 }
 
-absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileOn(
+    const pjrt::Client& client, const cluster::CompileProgram& command) {
   pjrt::CompileRequest request;
   request.code = command.code;
   request.serialized_options = command.options;
+<<<<<<< HEAD
   HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
                            CompileWith(worker_->client(), request));
   std::vector<cluster::DeviceId> devices;
   auto program = std::make_shared<LoadedProgram>();
+=======
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = client.Compile(request);
+  if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
+    // JAX's custom calls are loaded when the first program wants one.
+    if (worker_->custom_calls().Load().ok()) compiled = client.Compile(request);
+    if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
+      return worker_->custom_calls().Explain(compiled.status());
+    }
+  }
+  return compiled;
+}
+
+absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
+  {
+    base::MutexLock lock(&mu_);
+    if (callback_client_ != nullptr) return callback_client_;
+  }
+  HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<CallbackClient> leased, worker_->callback_clients().Lease());
+  base::MutexLock lock(&mu_);
+  if (callback_client_ == nullptr && !closed_) callback_client_ = leased;
+  return leased;
+}
+
+absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+  auto program = std::make_shared<LoadedProgram>();
+  std::unique_ptr<pjrt::LoadedExecutable> executable;
+  pjrt::ProgramBytes hlo;
+  program::ExecutableSpec spec;
+  // What the bytes do not show is seen in the compiled program.
+  bool calls_back = absl::StrContains(command.code, cluster::kPythonCallbackTarget);
+  while (true) {
+    if (calls_back) {
+      HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
+    }
+    HELMWAY_ASSIGN_OR_RETURN(
+        executable, CompileOn(calls_back ? *program->callback_client->client() : worker_->client(), command));
+    HELMWAY_ASSIGN_OR_RETURN(hlo, executable->OptimizedHlo());
+    std::vector<cluster::DeviceId> devices;
+    for (const pjrt::Device* device : executable->addressable_devices()) devices.push_back(device->id());
+    HELMWAY_ASSIGN_OR_RETURN(
+        spec, program::FromOptimizedHlo(hlo.format, hlo.bytes, devices, executable->num_replicas(),
+                                        executable->num_partitions()));
+    if (calls_back || !std::binary_search(spec.custom_call_targets.begin(), spec.custom_call_targets.end(),
+                                          cluster::kPythonCallbackTarget)) {
+      break;
+    }
+    calls_back = true;
+  }
+  for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
+  for (const program::ValueSpec& value : spec.outputs) program->token_outputs.push_back(value.is_token);
+  cluster::CompiledProgram result;
+  result.name = executable->name();
+  result.num_replicas = executable->num_replicas();
+  result.num_partitions = executable->num_partitions();
+>>>>>>> 5a24281 (WIP: Python callbacks)
   for (const pjrt::Device* device : executable->addressable_devices()) {
     devices.push_back(device->id());
     program->queues.push_back(worker_->queue(device->id()));
   }
+<<<<<<< HEAD
   cluster::CompiledProgram result;
   HELMWAY_ASSIGN_OR_RETURN(const program::ExecutableSpec spec,
                            Describe(*executable, std::move(devices), &result));
+=======
+>>>>>>> 5a24281 (WIP: Python callbacks)
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
-  program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
+  program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
@@ -764,8 +893,12 @@ void Session::Close() {
   decltype(slots_) slots;
   decltype(programs_) programs;
   decltype(held_) held;
+<<<<<<< HEAD
   decltype(receiving_) receiving;
   decltype(arrived_) arrived;
+=======
+  std::shared_ptr<CallbackClient> callback_client;
+>>>>>>> 5a24281 (WIP: Python callbacks)
   {
     base::MutexLock lock(&mu_);
     if (closed_) return;
@@ -774,8 +907,12 @@ void Session::Close() {
     slots.swap(slots_);
     programs.swap(programs_);
     held.swap(held_);
+<<<<<<< HEAD
     receiving.swap(receiving_);
     arrived.swap(arrived_);
+=======
+    callback_client.swap(callback_client_);
+>>>>>>> 5a24281 (WIP: Python callbacks)
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
@@ -783,7 +920,13 @@ void Session::Close() {
   worker_->collectives().AbortSession(id_, SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
+<<<<<<< HEAD
     if (slot->producer == nullptr && !slot->ready->done()) slot->Finish(SessionEnded());
+=======
+    if (slot->producer == nullptr && !slot->awaits_launch && !slot->ready->done()) {
+      slot->ready->Finish(SessionEnded());
+    }
+>>>>>>> 5a24281 (WIP: Python callbacks)
   }
 }
 

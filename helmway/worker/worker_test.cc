@@ -147,7 +147,11 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
   }
 
   std::shared_ptr<SessionLink> OpenSession() {
+<<<<<<< HEAD
     sessions_.push_back(link_->OpenSession(sessions_.size() + 1));
+=======
+    sessions_.push_back(worker_->OpenSession(sessions_.size() + 1, sink_));
+>>>>>>> 5a24281 (WIP: Python callbacks)
     return sessions_.back();
   }
 
