@@ -4,30 +4,14 @@
 #include <utility>
 
 #ifdef HELMWAY_THREAD_SANITIZER
-#include <sanitizer/tsan_interface.h>
-
 extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 #endif
 
-// What ThreadSanitizer cannot know of libraries that it does not see into (gRPC, a PJRT plugin). All of it costs
-// and does nothing in other builds. Any thread.
+// What is a library's own business, in builds with ThreadSanitizer: libraries that it does not see into (gRPC, a
+// PJRT plugin) make orders that it cannot know. All of it does and costs nothing in other builds. Any thread.
+// See happens_before.h for what they order in our code.
 namespace helmway::base {
-
-// What one thread did before HappensBefore(x) is seen by another after its HappensAfter(x). Needed where the
-// thing that really orders them is in such a library. These calls order nothing themselves. `token` is any
-// address that both know.
-inline void HappensBefore([[maybe_unused]] const void* token) {
-#ifdef HELMWAY_THREAD_SANITIZER
-  __tsan_release(const_cast<void*>(token));
-#endif
-}
-
-inline void HappensAfter([[maybe_unused]] const void* token) {
-#ifdef HELMWAY_THREAD_SANITIZER
-  __tsan_acquire(const_cast<void*>(token));
-#endif
-}
 
 namespace thread_sanitizer_internal {
 #ifdef HELMWAY_THREAD_SANITIZER

@@ -9,6 +9,7 @@
 #include <functional>
 #include <thread>
 
+#include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
 
 namespace helmway::base {

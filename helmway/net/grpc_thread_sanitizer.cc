@@ -17,6 +17,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "helmway/base/happens_before.h"
 #include "helmway/base/thread_sanitizer.h"
 
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "helmway/async/outstanding.h"
+#include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
@@ -93,10 +93,38 @@ struct Tag {
   void (*over)(void* call, bool ok);
 };
 
+// Every operation's tag goes through here, on the thread that starts the operation.
+void* Arm(Tag* tag) {
+  base::HappensBefore(tag);
+  return tag;
+}
+
 template <auto kOver, typename Call>
 Tag MakeTag(Call* call) {
   return {call, [](void* c, bool ok) { (static_cast<Call*>(c)->*kOver)(ok); }};
 }
+
+// Counts calls under way, so that the queue outlives them.
+class LiveCalls {
+ public:
+  void Add() {
+    base::MutexLock lock(&mu_);
+    ++count_;
+  }
+  void Drop() {
+    base::MutexLock lock(&mu_);
+    --count_;
+  }
+  void WaitForNone() {
+    auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
+    base::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&none));
+  }
+
+ private:
+  base::Mutex mu_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
 
 class Flusher;
 
@@ -106,20 +134,27 @@ struct Server {
   SessionManager* manager;
   Flusher* flusher;
   grpc::ServerCompletionQueue* queue;
-  async::Outstanding* live;  // calls under way
+  LiveCalls* live;
 };
 
-// A client has come (`ok`): counts its call in `live` and waits for the next one. Otherwise the server is going down,
+// A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
 // nothing else of this call comes back, and it is deleted.
 template <typename Call>
-bool BeginCall(Call* call, const Server& server, bool ok, async::Outstanding::Token* live) {
+bool BeginCall(Call* call, const Server& server, bool ok) {
   if (!ok) {
     delete call;
     return false;
   }
-  *live = server.live->Begin();
+  server.live->Add();
   Call::Expect(server);
   return true;
+}
+
+// Deletes a call that is over. `live` may let the queue go at once.
+template <typename Call>
+void EndCall(Call* call, LiveCalls* live) {
+  delete call;
+  live->Drop();
 }
 
 // ---- The session stream --------------------------------------------------------------------------------
@@ -182,9 +217,9 @@ class SessionCall {
   // Waits for the next client.
   static void Expect(const Server& server) {
     auto* call = new SessionCall(server);
-    call->context_.AsyncNotifyWhenDone(&call->ended_);
+    call->context_.AsyncNotifyWhenDone(Arm(&call->ended_));
     server.service->RequestIfrtSession(&call->context_, &call->stream_, server.queue, server.queue,
-                                       &call->accepted_);
+                                       Arm(&call->accepted_));
   }
 
  private:
@@ -194,7 +229,7 @@ class SessionCall {
       : server_(server), handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok, &live_)) return;
+    if (!BeginCall(this, server_, ok)) return;
     GrpcIfrtSessionMetadata metadata;
     absl::Status status = ParseMetadata(context_, kSessionMetadataKey, &metadata);
     if (status.ok()) {
@@ -284,7 +319,7 @@ class SessionCall {
       if (--pending_ > 0) return;
     }
     if (handler_ != nullptr) handler_->OnClosed();
-    delete this;
+    EndCall(this, server_.live);
   }
 
   void StartReadIfWanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -294,7 +329,7 @@ class SessionCall {
     }
     handle_->read_active_ = true;
     ++pending_;
-    stream_.Read(&read_, &was_read_);
+    stream_.Read(&read_, Arm(&was_read_));
   }
 
   void StartNextWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -310,7 +345,7 @@ class SessionCall {
     ++pending_;
     // Without gRPC's buffer hint, although more may follow at once: it has been seen to hold a message back
     // for good.
-    stream_.Write(response, &written_);
+    stream_.Write(response, Arm(&written_));
   }
 
   void FinishLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -327,10 +362,9 @@ class SessionCall {
       return;
     handle_->call_ = nullptr;
     ++pending_;
-    stream_.Finish(*handle_->finish_, &finished_);
+    stream_.Finish(*handle_->finish_, Arm(&finished_));
   }
 
-  async::Outstanding::Token live_;  // dropped last: the queue may go then
   const Server server_;
   grpc::ServerContext context_;
   grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
@@ -409,14 +443,14 @@ class StoreCall {
   static void Expect(const Server& server) {
     auto* call = new StoreCall(server);
     server.service->RequestHostBufferStore(&call->context_, &call->reader_, server.queue, server.queue,
-                                           &call->accepted_);
+                                           Arm(&call->accepted_));
   }
 
  private:
   explicit StoreCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok, &live_)) return;
+    if (!BeginCall(this, server_, ok)) return;
     GrpcHostBufferStoreMetadata metadata;
     absl::Status status = ParseMetadata(context_, kStoreMetadataKey, &metadata);
     if (status.ok()) {
@@ -433,7 +467,7 @@ class StoreCall {
     if (!status.ok()) {
       Finish(status);
     } else {
-      reader_.Read(&read_, &was_read_);
+      reader_.Read(&read_, Arm(&was_read_));
     }
   }
 
@@ -448,19 +482,19 @@ class StoreCall {
       Finish(status);
       return;
     }
-    reader_.Read(&read_, &was_read_);
+    reader_.Read(&read_, Arm(&was_read_));
   }
 
   void Finish(const absl::Status& status) {
     if (status.ok()) {
       grpc::Slice empty;
-      reader_.Finish(grpc::ByteBuffer(&empty, 1), grpc::Status::OK, &finished_);
+      reader_.Finish(grpc::ByteBuffer(&empty, 1), grpc::Status::OK, Arm(&finished_));
     } else {
-      reader_.FinishWithError(ToGrpcStatus(status), &finished_);
+      reader_.FinishWithError(ToGrpcStatus(status), Arm(&finished_));
     }
   }
 
-  void OnFinished(bool /*ok*/) { delete this; }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
   // Copies field 1 of a GrpcHostBufferStoreRequest from the transport's memory to where it belongs. The bytes
   // are touched once here, where a parsed message would touch them twice.
@@ -489,7 +523,6 @@ class StoreCall {
                : absl::InvalidArgumentError("a piece of the host buffer is no GrpcHostBufferStoreRequest");
   }
 
-  async::Outstanding::Token live_;  // dropped last: the queue may go then
   const Server server_;
   grpc::ServerContext context_;
   grpc::ServerAsyncReader<grpc::ByteBuffer, grpc::ByteBuffer> reader_{&context_};
@@ -506,14 +539,14 @@ class LookupCall {
   static void Expect(const Server& server) {
     auto* call = new LookupCall(server);
     server.service->RequestHostBufferLookup(&call->context_, &call->request_, &call->writer_, server.queue,
-                                            server.queue, &call->accepted_);
+                                            server.queue, Arm(&call->accepted_));
   }
 
  private:
   explicit LookupCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok, &live_)) return;
+    if (!BeginCall(this, server_, ok)) return;
     GrpcHostBufferLookupRequest request;
     absl::Status status;
     if (!Parse(request_, &request)) {
@@ -527,7 +560,7 @@ class LookupCall {
       if (bytes.ok()) bytes_ = *std::move(bytes);
     }
     if (!status.ok()) {
-      writer_.Finish(ToGrpcStatus(status), &finished_);
+      writer_.Finish(ToGrpcStatus(status), Arm(&finished_));
     } else {
       WriteNext();
     }
@@ -535,13 +568,13 @@ class LookupCall {
 
   void OnWritten(bool ok) {
     if (!ok) {
-      writer_.Finish(grpc::Status::CANCELLED, &finished_);
+      writer_.Finish(grpc::Status::CANCELLED, Arm(&finished_));
     } else {
       WriteNext();
     }
   }
 
-  void OnFinished(bool /*ok*/) { delete this; }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
   // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until
   // the transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty
@@ -555,21 +588,24 @@ class LookupCall {
     grpc::Slice slices[2] = {grpc::Slice(header, static_cast<size_t>(end - header)), grpc::Slice()};
     if (size > 0) {
       auto* owner = new std::shared_ptr<const void>(bytes_.owner);
+      base::HappensBefore(owner);
       slices[1] = grpc::Slice(
           const_cast<uint8_t*>(bytes_.data + offset_), static_cast<size_t>(size),
-          [](void* sent) { delete static_cast<std::shared_ptr<const void>*>(sent); },
+          [](void* sent) {
+            base::HappensAfter(sent);
+            delete static_cast<std::shared_ptr<const void>*>(sent);
+          },
           owner);
     }
     const grpc::ByteBuffer piece(slices, size > 0 ? 2 : 1);
     offset_ += size;
     if (offset_ < bytes_.size) {
-      writer_.Write(piece, &written_);
+      writer_.Write(piece, Arm(&written_));
     } else {
-      writer_.WriteAndFinish(piece, grpc::WriteOptions(), grpc::Status::OK, &finished_);
+      writer_.WriteAndFinish(piece, grpc::WriteOptions(), grpc::Status::OK, Arm(&finished_));
     }
   }
 
-  async::Outstanding::Token live_;  // dropped last: the queue may go then
   const Server server_;
   grpc::ServerContext context_;
   grpc::ByteBuffer request_;
@@ -591,13 +627,13 @@ class UnaryCall {
   static void Expect(const Server& server) {
     auto* call = new UnaryCall(server);
     (server.service->*kMethod)(&call->context_, &call->request, &call->responder_, server.queue, server.queue,
-                               &call->accepted_);
+                               Arm(&call->accepted_));
   }
 
   std::string peer() const { return context_.peer(); }
   SessionManager& manager() const { return *server_.manager; }
   void Finish(const absl::Status& status) {
-    responder_.Finish(response, ToGrpcStatus(status), &finished_);
+    responder_.Finish(response, ToGrpcStatus(status), Arm(&finished_));
   }
 
   Request request;
@@ -607,13 +643,12 @@ class UnaryCall {
   explicit UnaryCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok, &live_)) return;
+    if (!BeginCall(this, server_, ok)) return;
     kAnswer(this);
   }
 
-  void OnFinished(bool /*ok*/) { delete this; }
+  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
 
-  async::Outstanding::Token live_;  // dropped last: the queue may go then
   const Server server_;
   grpc::ServerContext context_;
   grpc::ServerAsyncResponseWriter<Response> responder_{&context_};
@@ -685,6 +720,7 @@ class IfrtService final : public AsyncService, public PolledService {
     void* tag;
     bool ok;
     while (queue_->Next(&tag, &ok)) {
+      base::HappensAfter(tag);
       const Tag* over = static_cast<const Tag*>(tag);
       over->over(over->call, ok);
     }
@@ -692,7 +728,7 @@ class IfrtService final : public AsyncService, public PolledService {
 
   SessionManager* const manager_;
   Flusher flusher_;
-  async::Outstanding live_;
+  LiveCalls live_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::thread thread_;
 };

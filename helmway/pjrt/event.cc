@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "helmway/base/happens_before.h"
 #include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/error.h"
 #include "pjrt_c_api.h"

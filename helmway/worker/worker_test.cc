@@ -329,7 +329,6 @@ TEST_P(WorkerTest, GoesOnlyWhenNothingCallsBack) {
   } callback;
   session_->Await({One(2)}, [&](const absl::Status& status) {
     EXPECT_TRUE(status.ok()) << status;
-    char name[32]; pthread_getname_np(pthread_self(), name, 32); fprintf(stderr, "on %s\n", name);
     callback.begun.Notify();
     // A worker that does not wait for this is gone long before the end.
     for (int i = 0; i < 10'000 && !callback.worker_is_gone; ++i) std::this_thread::yield();
