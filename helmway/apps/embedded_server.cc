@@ -9,6 +9,7 @@
 
 #include "helmway/base/host_memory.h"
 #include "helmway/base/status.h"
+#include "helmway/net/callback_service.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/proxy/proxy.h"
@@ -42,8 +43,10 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     proxy_options.host_memory = host_memory;
     server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
     server->service_ = net::MakeIfrtService(server->proxy_.get());
-    HELMWAY_ASSIGN_OR_RETURN(server->grpc_,
-                             net::GrpcServer::Start(options.listen_address, {server->service_.get()}));
+    server->callback_service_ = net::MakeCallbackService(server->proxy_.get(), *server->service_);
+    HELMWAY_ASSIGN_OR_RETURN(
+        server->grpc_, net::GrpcServer::Start(options.listen_address,
+                                              {server->service_.get(), server->callback_service_.get()}));
     return server;
   }
 
@@ -58,6 +61,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   std::unique_ptr<worker::Worker> worker_;
   std::unique_ptr<proxy::Proxy> proxy_;
   std::unique_ptr<grpc::Service> service_;
+  std::unique_ptr<grpc::Service> callback_service_;
   std::unique_ptr<net::GrpcServer> grpc_;
 };
 

@@ -41,8 +41,11 @@ struct ExecutableRoute {
 
 class GroupSession final : public SessionLink, public std::enable_shared_from_this<GroupSession> {
  public:
-  GroupSession(const WorkerGroup* group, SessionId id) : group_(group), dirty_(group->size()) {
-    for (WorkerIndex w = 0; w < group->size(); ++w) parts_.push_back(group->worker(w).OpenSession(id));
+  GroupSession(const WorkerGroup* group, SessionId id, const std::shared_ptr<CallbackSink>& callbacks)
+      : group_(group), dirty_(group->size()) {
+    for (WorkerIndex w = 0; w < group->size(); ++w) {
+      parts_.push_back(group->worker(w).OpenSession(id, callbacks));
+    }
   }
 
   void Declare(DeclareBuffers command) override {
@@ -332,6 +335,7 @@ void GroupSession::Execute(Launch launch) {
     part.kept = launch.kept;
     part.held = launch.held;
     part.user_context = launch.user_context;
+    part.stream = launch.stream;
     part.on_done = [all, i](const absl::Status& status) { all->Give(i, status); };
     dirty_[w].store(true, std::memory_order_relaxed);
     parts_[w]->Execute(std::move(part));
@@ -682,8 +686,9 @@ int WorkerGroup::WorkerOf(DeviceId device) const {
   return it == worker_of_device_.end() ? -1 : static_cast<int>(it->second);
 }
 
-std::shared_ptr<SessionLink> WorkerGroup::OpenSession(SessionId session) {
-  auto opened = std::make_shared<GroupSession>(this, session);
+std::shared_ptr<SessionLink> WorkerGroup::OpenSession(SessionId session,
+                                                      std::shared_ptr<CallbackSink> callbacks) {
+  auto opened = std::make_shared<GroupSession>(this, session, callbacks);
   opened->WatchWorkers();
   return opened;
 }

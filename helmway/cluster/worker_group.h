@@ -25,7 +25,8 @@ class WorkerGroup final : public WorkerLink {
 
   const WorkerInfo& info() const override { return info_; }
   PeerAddress peer_address() const override { return {}; }
-  std::shared_ptr<SessionLink> OpenSession(SessionId session) override;
+  std::shared_ptr<SessionLink> OpenSession(SessionId session,
+                                           std::shared_ptr<CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) override {
     return workers_[0]->DefaultLayout(type, dims);
   }

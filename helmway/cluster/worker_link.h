@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/cluster/python_callback.h"
 
 namespace helmway::cluster {
 
@@ -110,6 +111,9 @@ struct Launch {
   std::vector<BufferNames> results;    // per output, likewise; new names
   std::vector<int32_t> donated;        // argument numbers that the run consumes, ascending
   std::vector<int32_t> kept;  // argument numbers that must survive even if the program would consume them
+  // Launches of one stream whose programs call Python functions of the client run one after the other, each
+  // when all before it are over. Others take no notice of it.
+  int64_t stream = 0;
   // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here
   // yet).
   bool held = false;
@@ -347,7 +351,10 @@ class WorkerLink {
   virtual const WorkerInfo& info() const = 0;
   // Where its peers reach it; no address if they can't.
   virtual PeerAddress peer_address() const = 0;
-  virtual std::shared_ptr<SessionLink> OpenSession(SessionId session) = 0;
+  // `callbacks` takes the calls of the session's programs to its client, until the session is closed and what
+  // it ran is over. Without it such a call fails.
+  virtual std::shared_ptr<SessionLink> OpenSession(SessionId session,
+                                                   std::shared_ptr<CallbackSink> callbacks) = 0;
   // Text of the layout that a buffer of this shape gets by default, "{1,0}".
   virtual absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) = 0;
   // One device id per partition and replica: result[replica * partitions + partition].

@@ -205,6 +205,7 @@ proto::Execute ToProto(const Launch& launch) {
   Append(launch.kept, message.mutable_kept());
   message.set_held(launch.held);
   message.set_user_context(launch.user_context);
+  message.set_stream(launch.stream);
   return message;
 }
 
@@ -218,6 +219,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.kept.assign(message.kept().begin(), message.kept().end());
   launch.held = message.held();
   launch.user_context = message.user_context();
+  launch.stream = message.stream();
   return launch;
 }
 

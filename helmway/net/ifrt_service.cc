@@ -16,9 +16,10 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
+#include "helmway/net/completion_tag.h"
 #include "helmway/net/grpc_server.h"
+#include "helmway/net/polled_call.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
 
 namespace helmway::net {
@@ -87,45 +88,6 @@ using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
             GrpcIfrtService::WithAsyncMethod_HostBufferReadFromDisk<GrpcIfrtService::Service>>>>>>;
 
-// What comes back from the completion queue: an operation of a call is over.
-struct Tag {
-  void* call;
-  void (*over)(void* call, bool ok);
-};
-
-// Every operation's tag goes through here, on the thread that starts the operation.
-void* Arm(Tag* tag) {
-  base::HappensBefore(tag);
-  return tag;
-}
-
-template <auto kOver, typename Call>
-Tag MakeTag(Call* call) {
-  return {call, [](void* c, bool ok) { (static_cast<Call*>(c)->*kOver)(ok); }};
-}
-
-// Counts calls under way, so that the queue outlives them.
-class LiveCalls {
- public:
-  void Add() {
-    base::MutexLock lock(&mu_);
-    ++count_;
-  }
-  void Drop() {
-    base::MutexLock lock(&mu_);
-    --count_;
-  }
-  void WaitForNone() {
-    auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
-    base::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&none));
-  }
-
- private:
-  base::Mutex mu_;
-  int count_ ABSL_GUARDED_BY(mu_) = 0;
-};
-
 class Flusher;
 
 // What every call needs.
@@ -136,26 +98,6 @@ struct Server {
   grpc::ServerCompletionQueue* queue;
   LiveCalls* live;
 };
-
-// A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
-// nothing else of this call comes back, and it is deleted.
-template <typename Call>
-bool BeginCall(Call* call, const Server& server, bool ok) {
-  if (!ok) {
-    delete call;
-    return false;
-  }
-  server.live->Add();
-  Call::Expect(server);
-  return true;
-}
-
-// Deletes a call that is over. `live` may let the queue go at once.
-template <typename Call>
-void EndCall(Call* call, LiveCalls* live) {
-  delete call;
-  live->Drop();
-}
 
 // ---- The session stream --------------------------------------------------------------------------------
 //
@@ -691,7 +633,7 @@ using HostBufferReadFromDiskCall =
     UnaryCall<GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
               &AsyncService::RequestHostBufferReadFromDisk, kHostBufferReadFromDisk>;
 
-class IfrtService final : public AsyncService, public PolledService {
+class IfrtService final : public AsyncService, public PolledService, public QueueHost {
  public:
   explicit IfrtService(SessionManager* manager) : manager_(manager) {}
 
@@ -714,16 +656,15 @@ class IfrtService final : public AsyncService, public PolledService {
     thread_.join();
   }
 
+  grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
+  LiveCalls* live() override { return &live_; }
+
  private:
   void Poll() {
     pthread_setname_np(pthread_self(), "ifrt-service");
     void* tag;
     bool ok;
-    while (queue_->Next(&tag, &ok)) {
-      base::HappensAfter(tag);
-      const Tag* over = static_cast<const Tag*>(tag);
-      over->over(over->call, ok);
-    }
+    while (queue_->Next(&tag, &ok)) Run(tag, ok);
   }
 
   SessionManager* const manager_;

@@ -11,6 +11,7 @@
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_messages.h"
+#include "helmway/net/remote_callbacks.h"
 #include "helmway/net/transfers.h"
 
 namespace helmway::net {
@@ -28,8 +29,13 @@ using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, con
 // The streams of one session, from the proxy's side.
 class RemoteSession final : public cluster::SessionLink, public std::enable_shared_from_this<RemoteSession> {
  public:
-  RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks)
-      : options_(options), callbacks_(std::move(callbacks)), transfers_(options.host_memory, MakeBulkPiece) {}
+  // `python`: takes the calls of programs to their client; null where no programs run.
+  RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks,
+                std::shared_ptr<cluster::CallbackSink> python)
+      : options_(options),
+        callbacks_(std::move(callbacks)),
+        python_(std::move(python)),
+        transfers_(options.host_memory, MakeBulkPiece) {}
   ~RemoteSession() override = default;
 
   // `hello` is called with the worker's description, or with what kept it from coming.
@@ -126,11 +132,15 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void SendNow(proto::Command command, const base::HostBytes& bytes = {});
   void SendLocked(const base::HostBytes& bytes = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const absl::Status& status);
+  absl::Status OnCallback(proto::Callback message, const FrameReader& frame);
+  void GiveToClient(const proto::Callback& message, absl::StatusOr<base::HostBytes> arguments);
+  void AnswerCallback(proto::CallbackAnswer answer, base::HostBytes results);
   // Runs a callback that must not run inside the call that it belongs to.
   void LaterFail(absl::AnyInvocable<void()> callback);
 
   const RemoteWorkerOptions options_;
   const std::shared_ptr<async::ThreadPool> callbacks_;
+  const std::shared_ptr<cluster::CallbackSink> python_;
   Transfers transfers_;
 
   base::Mutex mu_;
@@ -381,6 +391,7 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
     done(status);
     return absl::OkStatus();
   }
+  if (event.has_callback()) return OnCallback(std::move(*event.mutable_callback()), frame);
   Answered answered;
   {
     base::MutexLock lock(&mu_);
@@ -391,6 +402,57 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
   }
   answered(status, event, &frame);
   return absl::OkStatus();
+}
+
+absl::Status RemoteSession::OnCallback(proto::Callback message, const FrameReader& frame) {
+  if (message.transfer() != 0) {
+    const uint64_t transfer = message.transfer();
+    transfers_.Await(transfer, [self = shared_from_this(),
+                                message = std::move(message)](absl::StatusOr<base::HostBytes> arguments) {
+      self->GiveToClient(message, std::move(arguments));
+    });
+    return absl::OkStatus();
+  }
+  if (frame.size() != message.size()) {
+    return absl::InvalidArgumentError("a Python callback announces other bytes than follow it");
+  }
+  absl::StatusOr<base::HostBlock> block = options_.host_memory->Allocate(frame.size());
+  if (!block.ok()) {
+    GiveToClient(message, block.status());
+    return absl::OkStatus();
+  }
+  frame.CopyTo(block->data);
+  GiveToClient(message, (*std::move(block)).Finish());
+  return absl::OkStatus();
+}
+
+void RemoteSession::GiveToClient(const proto::Callback& message, absl::StatusOr<base::HostBytes> arguments) {
+  absl::Status status = arguments.status();
+  if (status.ok() && python_ == nullptr) {
+    status = absl::FailedPreconditionError("the session has no client to call");
+  }
+  if (status.ok()) {
+    status = TakeCallback(message, *std::move(arguments), *options_.host_memory, *python_,
+                          [self = shared_from_this()](proto::CallbackAnswer answer, base::HostBytes results) {
+                            self->AnswerCallback(std::move(answer), std::move(results));
+                          });
+    if (status.ok()) return;
+  }
+  proto::CallbackAnswer answer;
+  answer.set_id(message.id());
+  *answer.mutable_status() = cluster::ToProto(status);
+  AnswerCallback(std::move(answer), {});
+}
+
+void RemoteSession::AnswerCallback(proto::CallbackAnswer answer, base::HostBytes results) {
+  answer.set_size(results.size);
+  if (results.size > kMaxInlineBytes) {
+    answer.set_transfer(transfers_.Send(std::move(results)));
+    results = {};
+  }
+  proto::Command command;
+  *command.mutable_callback_answer() = std::move(answer);
+  SendNow(std::move(command), results);
 }
 
 absl::Status RemoteSession::OnPiece(const grpc::ByteBuffer& message) {
@@ -453,7 +515,7 @@ class RemoteWorker final : public cluster::WorkerLink {
         channel_(OpenChannel(options.address)),
         callbacks_(std::make_shared<async::ThreadPool>(
             async::ThreadPool::Options{.name = "lost-worker", .threads = 1, .max_queued = size_t{1} << 24})),
-        control_(std::make_shared<RemoteSession>(options, callbacks_)) {}
+        control_(std::make_shared<RemoteSession>(options, callbacks_, nullptr)) {}
   ~RemoteWorker() override { control_->Close(); }
 
   absl::Status Connect() {
@@ -476,8 +538,9 @@ class RemoteWorker final : public cluster::WorkerLink {
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return peer_address_; }
 
-  std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override {
-    auto link = std::make_shared<RemoteSession>(options_, callbacks_);
+  std::shared_ptr<cluster::SessionLink> OpenSession(
+      cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override {
+    auto link = std::make_shared<RemoteSession>(options_, callbacks_, std::move(callbacks));
     link->Open(channel_, session, [](const absl::Status&, proto::Event&, const FrameReader*) {});
     return link;
   }

@@ -11,6 +11,7 @@
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_messages.h"
+#include "helmway/net/remote_callbacks.h"
 #include "helmway/net/transfers.h"
 
 namespace helmway::net {
@@ -233,6 +234,7 @@ class CommandReceiver final : public MessageReceiver {
     sessions_->Forget(id_);
     session_->transfers.Fail(absl::CancelledError("the session has ended"));
     session_->link->Close();
+    forwarder_->End();
     session_->link = nullptr;
   }
 
@@ -256,7 +258,8 @@ class CommandReceiver final : public MessageReceiver {
     id_ = command.hello().session();
     HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<ServedSession> session, sessions_->Find(command.hello()));
     if (session->link != nullptr) return absl::AlreadyExistsError("the session is open already");
-    session->link = worker_->OpenSession(id_);
+    forwarder_ = std::make_shared<CallbackForwarder>(stream_, &session->transfers, memory_);
+    session->link = worker_->OpenSession(id_, forwarder_);
     session_ = std::move(session);
     proto::Event event;
     event.set_call(command.call());
@@ -426,6 +429,16 @@ class CommandReceiver final : public MessageReceiver {
                        link->Load(std::move(program), done);
                      });
       }
+      case proto::Command::kCallbackAnswer: {
+        proto::CallbackAnswer& answer = *command.mutable_callback_answer();
+        const int64_t size = answer.size();
+        const uint64_t transfer = answer.transfer();
+        return Bytes(
+            size, transfer, frame,
+            [forwarder = forwarder_, answer = std::move(answer)](absl::StatusOr<base::HostBytes> results) {
+              forwarder->OnAnswer(answer, std::move(results));
+            });
+      }
       case proto::Command::kUnload:
         link.Unload(command.unload());
         return absl::OkStatus();
@@ -475,6 +488,7 @@ class CommandReceiver final : public MessageReceiver {
   std::shared_ptr<MessageStream> stream_;
   uint64_t id_ = 0;
   std::shared_ptr<ServedSession> session_;
+  std::shared_ptr<CallbackForwarder> forwarder_;  // of the session
   proto::Commands batch_;
 };
 

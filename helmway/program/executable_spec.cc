@@ -7,10 +7,13 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "google/protobuf/repeated_field.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/python_callback.h"
+#include "helmway/program/backend_config.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
 namespace helmway::program {
@@ -53,6 +56,20 @@ bool IsCrossDevice(const xla::HloInstructionProto& instruction) {
   if (!absl::ConsumeSuffix(&opcode, "-start")) absl::ConsumeSuffix(&opcode, "-done");
   if (kCollectives->contains(opcode)) return true;
   return (opcode == "send" || opcode == "recv") && !instruction.is_host_transfer();
+}
+
+// The attribute `callback` of a custom call, from its attributes as text:
+// "{callback = 7 : ui64, client = 12 : ui64}".
+absl::StatusOr<uint64_t> CallbackOf(absl::string_view attributes) {
+  constexpr absl::string_view kName = "callback = ";
+  const size_t at = attributes.find(kName);
+  uint64_t callback = 0;
+  if (at == absl::string_view::npos) return Bad("a Python callback without its attribute callback");
+  absl::string_view text = attributes.substr(at + kName.size());
+  text = text.substr(0, text.find_first_not_of("0123456789"));
+  if (!absl::SimpleAtoi(text, &callback))
+    return Bad("a Python callback whose attribute callback is no number");
+  return callback;
 }
 
 bool IsTuple(const xla::ShapeProto& shape) { return shape.element_type() == xla::TUPLE; }
@@ -247,11 +264,20 @@ absl::StatusOr<ExecutableSpec> FromOptimizedHlo(absl::string_view format, absl::
       if (IsCrossDevice(instruction)) spec.has_cross_device_ops = true;
       ++instructions;
       if (HasUnknownLength(instruction.opcode())) spec.is_short = false;
-      if (instruction.opcode() == "custom-call") targets.insert(instruction.custom_call_target());
+      if (instruction.opcode() != "custom-call") continue;
+      targets.insert(instruction.custom_call_target());
+      if (instruction.custom_call_target() == cluster::kPythonCallbackTarget) {
+        HELMWAY_ASSIGN_OR_RETURN(const std::string config, BackendConfig(hlo, instruction));
+        HELMWAY_ASSIGN_OR_RETURN(const uint64_t callback, CallbackOf(config));
+        spec.python_callbacks.push_back(callback);
+      }
     }
   }
   if (instructions > kMaxShortInstructions) spec.is_short = false;
   spec.custom_call_targets.assign(targets.begin(), targets.end());
+  std::sort(spec.python_callbacks.begin(), spec.python_callbacks.end());
+  spec.python_callbacks.erase(std::unique(spec.python_callbacks.begin(), spec.python_callbacks.end()),
+                              spec.python_callbacks.end());
   return spec;
 }
 

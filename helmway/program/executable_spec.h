@@ -41,6 +41,8 @@ struct ExecutableSpec {
   bool has_cross_device_ops =
       false;  // Some computation communicates between devices (host transfers do not).
   std::vector<std::string> custom_call_targets;  // Sorted, unique.
+  // The functions of its client that the program may call (cluster/python_callback.h). Sorted, unique.
+  std::vector<uint64_t> python_callbacks;
   // Straight-line code of few instructions: no loop, call, branch, custom call or transfer. What XLA says
   // such a program costs is what it costs.
   bool is_short = false;

@@ -318,6 +318,24 @@ TEST(ExecutableSpec, CustomCalls) {
   EXPECT_THAT(spec->custom_call_targets, ElementsAre("a", "b"));
 }
 
+TEST(ExecutableSpec, PythonCallbacks) {
+  const std::string call =
+      "instructions { opcode: 'custom-call' custom_call_target: 'xla_ffi_python_cpu_callback' ";
+  const auto read = [&](const std::string& calls) {
+    return Read(Module(std::string(kTwoDevices) + "payloads: '{callback = 7 : ui64, client = 1 : ui64}' " +
+                       "computations { " + calls + " }"),
+                {8, 9});
+  };
+  const auto spec = read(
+      call + "backend_config: '{callback = 18446744073709551615 : ui64, client = 12 : ui64}' }" + call +
+      "backend_config_payload { id: 0 } }" + call + "backend_config: '{client = 8 : ui64, callback = 7}' }");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->python_callbacks, ElementsAre(7, ~uint64_t{0}));
+  EXPECT_EQ(read(call + "}").status().code(), kInvalid);
+  EXPECT_EQ(read(call + "backend_config: '{callback = x}' }").status().code(), kInvalid);
+  EXPECT_EQ(read(call + "backend_config_payload { id: 1 } }").status().code(), kInvalid);
+}
+
 TEST(ExecutableSpec, Refusals) {
   const auto status = [](auto change) {
     xla::HloModuleProto module = Module(kTwoDevices);

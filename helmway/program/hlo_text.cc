@@ -20,6 +20,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "helmway/base/status.h"
+#include "helmway/program/backend_config.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
@@ -1327,18 +1329,7 @@ class ModulePrinter {
     if (instruction.has_original_value()) Add("origin", OriginText(instruction));
     std::string metadata = MetadataText(instruction.metadata(), &module_.payloads());
     if (!metadata.empty()) Add("metadata", absl::StrCat("{", metadata, "}"));
-    std::string backend_config = instruction.backend_config();
-    if (backend_config.empty() && instruction.has_backend_config_payload()) {
-      const xla::Payload& payload = instruction.backend_config_payload();
-      if (payload.payload_source_case() == xla::Payload::kValue) {
-        backend_config = payload.value();
-      } else if (payload.payload_source_case() == xla::Payload::kId) {
-        if (payload.id() < 0 || payload.id() >= module_.payloads_size()) {
-          return Malformed(absl::StrCat("payload ", payload.id(), " does not exist"));
-        }
-        backend_config = module_.payloads(static_cast<int>(payload.id()));
-      }
-    }
+    HELMWAY_ASSIGN_OR_RETURN(const std::string backend_config, BackendConfig(module_, instruction));
     if (!backend_config.empty()) Add("backend_config", JsonOrQuoted(backend_config));
     for (const std::string& attribute : attributes_) absl::StrAppend(&out_, ", ", attribute);
     return absl::OkStatus();

@@ -23,6 +23,9 @@ namespace {
 // Orbax compares it with this text.
 constexpr char kRuntimeType[] = "pathways";
 
+// What JAX sees as an attribute of each device (python_callbacks.proto, Hello.session_key).
+constexpr char kCallbackKey[] = "helmway_callback_key";
+
 struct SetAttribute {
   xla::ifrt::AttributeMapProto& map;
   const std::string& name;
@@ -67,6 +70,8 @@ absl::Status Session::HandleInit(Reply& reply) {
     for (const auto& [name, value] : device.attributes) {
       std::visit(SetAttribute{*d.mutable_attributes(), name}, value.value);
     }
+    // How a client of this session shows that it is one when it opens its stream of callbacks.
+    wire::SetStringAttribute(*d.mutable_attributes(), kCallbackKey, callbacks_->key());
     init.add_addressable_device_ids(device.id);
     init.add_primary_device_ids(device.id);
   }

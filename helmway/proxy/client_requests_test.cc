@@ -64,7 +64,8 @@ TEST_P(VersionedClientRequestsTest, InitDescribesTheWorker) {
   EXPECT_EQ(device.default_memory_id(), 0);
   EXPECT_THAT(device.memory_ids(), ElementsAre(0, 1));
   const auto& attributes = device.attributes().attributes();
-  EXPECT_EQ(attributes.size(), 5u);
+  EXPECT_EQ(attributes.size(), 6u);
+  EXPECT_EQ(attributes.at("helmway_callback_key").string_value().size(), 32u);
   EXPECT_EQ(attributes.at("slice_index").int64_value(), 3);
   EXPECT_EQ(attributes.at("name").string_value(), "bytes \xff");
   EXPECT_TRUE(attributes.at("on").bool_value());

@@ -203,9 +203,10 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   for (const int32_t index : launch.donated) arguments[static_cast<size_t>(index)]->Delete();
 
   launch.executable = executable->id;
+  launch.stream = request.execute_options().execution_stream_id();
   launch.user_context = user_context_;
-  launch.on_done = [self = shared_from_this(), run,
-                    user_context = user_context_](const absl::Status& status) {
+  launch.on_done = [self = shared_from_this(), run, user_context = user_context_,
+                    callbacks = executable->callbacks](const absl::Status& status) {
     if (run) run->Finish(status);
     if (status.ok()) self->user_contexts_.Release(user_context);
     self->LaunchDone();

@@ -562,7 +562,8 @@ std::vector<std::shared_ptr<FakeSessionLink>> FakeWorker::links() const {
   return links_;
 }
 
-std::shared_ptr<cluster::SessionLink> FakeWorker::OpenSession(cluster::SessionId /*session*/) {
+std::shared_ptr<cluster::SessionLink> FakeWorker::OpenSession(
+    cluster::SessionId /*session*/, std::shared_ptr<cluster::CallbackSink> /*callbacks*/) {
   auto link = std::make_shared<FakeSessionLink>(broken_);
   base::MutexLock lock(&mu_);
   links_.push_back(link);

@@ -171,7 +171,8 @@ class FakeWorker final : public cluster::WorkerLink {
   // ---- cluster::WorkerLink ----
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return {}; }
-  std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
+  std::shared_ptr<cluster::SessionLink> OpenSession(
+      cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override;
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,

@@ -25,9 +25,16 @@ absl::StatusOr<std::vector<std::shared_ptr<const array::ArraySpec>>> OutputSpecs
   for (size_t i = 0; i < executable.spec.outputs.size(); ++i) {
     const program::ValueSpec& output = executable.spec.outputs[i];
     auto spec = std::make_shared<array::ArraySpec>();
-    HELMWAY_ASSIGN_OR_RETURN(spec->dtype, wire::FromPrimitiveType(output.element_type));
-    spec->dims.assign(output.global_dims.begin(), output.global_dims.end());
-    spec->layout = output.layout;
+    if (output.is_token) {
+      // JAX keeps a token as an empty array, and the worker has one.
+      spec->dtype = xla::ifrt::DTypeProto::KIND_PRED;
+      spec->dims = {0};
+      spec->layout = program::Layout::Default(1);
+    } else {
+      HELMWAY_ASSIGN_OR_RETURN(spec->dtype, wire::FromPrimitiveType(output.element_type));
+      spec->dims.assign(output.global_dims.begin(), output.global_dims.end());
+      spec->layout = output.layout;
+    }
     const std::string& kind = executable.output_memory_kinds[i];
     const bool is_default = kind.empty() || kind == default_kind;
     const std::optional<absl::string_view> memory_kind =
@@ -58,13 +65,18 @@ std::string DefaultMemoryKind(const cluster::WorkerInfo& info, int32_t device_id
 
 absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::ExecutableId id,
                                                                  cluster::CompiledProgram compiled,
-                                                                 const cluster::WorkerInfo& info) {
+                                                                 const cluster::WorkerInfo& info,
+                                                                 std::shared_ptr<PythonCallbacks> callbacks) {
   auto executable = std::make_shared<Executable>();
   executable->id = id;
   HELMWAY_ASSIGN_OR_RETURN(
       executable->spec,
       program::FromOptimizedHlo(compiled.optimized_hlo_format, compiled.optimized_hlo, compiled.devices,
                                 compiled.num_replicas, compiled.num_partitions));
+  if (!executable->spec.python_callbacks.empty()) {
+    executable->callbacks =
+        std::make_shared<const CallbackUse>(std::move(callbacks), executable->spec.python_callbacks);
+  }
   executable->devices = std::move(compiled.devices);
   executable->output_memory_kinds = std::move(compiled.output_memory_kinds);
   if (executable->output_memory_kinds.size() != executable->spec.outputs.size()) {
@@ -114,7 +126,7 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
     if (!compiled.ok()) return self->SendError(op_id, compiled.status());
     const std::string fingerprint = compiled->fingerprint;
     absl::StatusOr<std::shared_ptr<const Executable>> executable =
-        MakeExecutable(id, *std::move(compiled), self->proxy_->worker().info());
+        MakeExecutable(id, *std::move(compiled), self->proxy_->worker().info(), self->callbacks_);
     if (!executable.ok()) {
       self->link_->Unload(id);
       return self->SendError(op_id, base::Annotate(executable.status(), "reading the compiled program"));

@@ -18,6 +18,8 @@
 namespace helmway::proxy {
 namespace {
 
+constexpr int kCallbackProtocolVersion = 1;
+
 int64_t HalfOfMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE) / 2; }
 
 // The peer without its port: a client's two channels come from one address.
@@ -76,6 +78,28 @@ std::shared_ptr<net::SessionHandler> Proxy::FindSession(uint64_t session_id, con
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end() || it->second->peer_host() != Host(peer)) return nullptr;
   return it->second;
+}
+
+absl::StatusOr<std::shared_ptr<net::CallbackStreamHandler>> Proxy::OpenCallbackStream(
+    const callbacks::Hello& hello, const std::string& peer, std::shared_ptr<net::CallbackStream> stream) {
+  if (hello.version() != kCallbackProtocolVersion) {
+    return absl::UnimplementedError(absl::StrCat("version ", hello.version(),
+                                                 " of the protocol for callbacks; this server has version ",
+                                                 kCallbackProtocolVersion));
+  }
+  std::shared_ptr<Session> session;
+  {
+    base::MutexLock lock(&mu_);
+    for (const auto& [id, candidate] : sessions_) {
+      if (candidate->callbacks().key() == hello.session_key() && candidate->peer_host() == Host(peer)) {
+        session = candidate;
+      }
+    }
+  }
+  if (session == nullptr) {
+    return absl::NotFoundError("no session has this key (it has ended, or was never opened here)");
+  }
+  return session->callbacks().Open(hello.client(), std::move(stream));
 }
 
 cluster::LaunchId Proxy::NewLaunch() {

@@ -14,6 +14,7 @@
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
+#include "helmway/net/callback_service.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/proxy/host_buffers.h"
 
@@ -35,7 +36,7 @@ struct ProxyOptions {
 };
 
 // Takes client sessions and turns their requests into commands for the worker. Any thread.
-class Proxy final : public net::SessionManager {
+class Proxy final : public net::SessionManager, public net::CallbackStreamManager {
  public:
   // `worker` must outlive the proxy.
   Proxy(cluster::WorkerLink* worker, ProxyOptions options);
@@ -48,6 +49,9 @@ class Proxy final : public net::SessionManager {
       const xla::ifrt::proxy::GrpcIfrtSessionMetadata& metadata, const std::string& peer,
       std::shared_ptr<net::SessionStream> stream) override;
   std::shared_ptr<net::SessionHandler> FindSession(uint64_t session_id, const std::string& peer) override;
+  absl::StatusOr<std::shared_ptr<net::CallbackStreamHandler>> OpenCallbackStream(
+      const callbacks::Hello& hello, const std::string& peer,
+      std::shared_ptr<net::CallbackStream> stream) override;
   bool RunBlocking(absl::AnyInvocable<void()> task) override { return blocking_.Post(std::move(task)); }
 
   // ---- For its sessions ----

@@ -26,7 +26,7 @@ Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_p
       peer_host_(std::move(peer_host)),
       stream_(std::move(stream)),
       host_buffers_(std::move(host_buffers)),
-      link_(proxy->worker().OpenSession(id)) {
+      link_(proxy->worker().OpenSession(id, callbacks_)) {
   const cluster::WorkerInfo& worker = proxy->worker().info();
   absl::flat_hash_map<int32_t, const cluster::MemoryInfo*> memories;
   for (const cluster::MemoryInfo& memory : worker.memories) memories[memory.id] = &memory;
@@ -40,6 +40,7 @@ Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_p
 Session::~Session() {
   link_->Close();
   host_buffers_->Close();
+  callbacks_->Close();
   // Handles go before the members that their shares report to.
   base::MutexLock lock(&mu_);
   arrays_.clear();
@@ -303,6 +304,7 @@ void Session::FlushReleased() {
 void Session::OnClosed() {
   link_->Close();
   host_buffers_->Close();
+  callbacks_->Close();
   decltype(executables_) executables;
   {
     base::MutexLock lock(&mu_);

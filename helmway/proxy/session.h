@@ -24,6 +24,7 @@
 #include "helmway/net/ifrt_service.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/proxy/host_buffers.h"
+#include "helmway/proxy/python_callbacks.h"
 #include "helmway/proxy/user_contexts.h"
 #include "helmway/wire/ifrt_array.pb.h"
 #include "helmway/wire/ifrt_session.pb.h"
@@ -44,6 +45,7 @@ struct Executable {
   std::string optimized_hlo_format;
   std::string optimized_hlo;
   std::vector<std::shared_ptr<const array::ArraySpec>> outputs;
+  std::shared_ptr<const CallbackUse> callbacks;  // null: the program calls none
 };
 
 // One client session: its handles and the order of its commands.
@@ -65,6 +67,7 @@ class Session final : public net::SessionHandler,
   uint64_t id() const { return id_; }
   const std::string& peer_host() const { return peer_host_; }
   HostBuffers& host_buffers() { return *host_buffers_; }
+  PythonCallbacks& callbacks() { return *callbacks_; }
 
   void OnRequest(xla::ifrt::proxy::IfrtRequest& request) override;
   void OnClosed() override;
@@ -226,6 +229,7 @@ class Session final : public net::SessionHandler,
   const std::string peer_host_;
   const std::shared_ptr<net::SessionStream> stream_;
   const std::shared_ptr<HostBuffers> host_buffers_;
+  const std::shared_ptr<PythonCallbacks> callbacks_ = std::make_shared<PythonCallbacks>();
   const std::shared_ptr<cluster::SessionLink> link_;
   absl::flat_hash_map<int32_t, int32_t> device_ids_;  // session id -> worker's id, for every device
   absl::flat_hash_map<int32_t, std::string> default_memory_kinds_;  // by device

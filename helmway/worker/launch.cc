@@ -3,10 +3,21 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "helmway/base/status.h"
+#include "helmway/pjrt/client.h"
 #include "helmway/wire/status.h"
+#include "helmway/worker/callback_clients.h"
 #include "helmway/worker/device_queue.h"
 
 namespace helmway::worker {
+
+absl::StatusOr<pjrt::Buffer> MakeToken(const pjrt::Client& client, const pjrt::Device* device) {
+  constexpr int64_t kNoElements[] = {0};
+  HELMWAY_ASSIGN_OR_RETURN(
+      pjrt::HostBufferResult made,
+      client.BufferFromHost({.type = pjrt::ElementType::kPred, .dims = kNoElements, .device = device}));
+  return std::move(made.buffer);
+}
 
 LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
                            uint64_t user_context, std::shared_ptr<const std::atomic<bool>> cancelled,
@@ -100,7 +111,7 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     return;
   }
   for (size_t i = 0; i < outputs.size() && i < part.results.size(); ++i) {
-    part.results[i]->buffer = std::move(outputs[i]);
+    if (!program_->token_outputs[i]) part.results[i]->buffer = std::move(outputs[i]);
   }
   queue->LaunchStarted();
   complete.OnReady([launch = LaunchRef(this), index, queue, pending](absl::Status outcome) {
@@ -120,11 +131,12 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
 void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {
   LaunchRef keep(this);
   LaunchPart& part = parts_[index];
-  part.results.clear();
   const async::CompletionRef done = std::move(part.done);
   const absl::Status status =
       wire::WithUserContext(share_ == nullptr ? error : share_->Settle(error), user_context_);
   done->Finish(status);
+  if (part.tokens_done) FinishTokens(index);
+  part.results.clear();
   bool last;
   absl::Status outcome;
   {
@@ -134,6 +146,20 @@ void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {
     outcome = outcome_;
   }
   if (last && on_done_) std::exchange(on_done_, nullptr)(outcome);
+}
+
+void LaunchRecord::FinishTokens(size_t index) {
+  LaunchPart& part = parts_[index];
+  const pjrt::Client& client =
+      program_->callback_client ? *program_->callback_client->home() : *program_->executable->client();
+  absl::Status status;
+  for (size_t i = 0; i < part.results.size(); ++i) {
+    if (!program_->token_outputs[i]) continue;
+    absl::StatusOr<pjrt::Buffer> token = MakeToken(client, program_->queues[index]->device());
+    status.Update(token.status());
+    if (token.ok()) part.results[i]->buffer = *std::move(token);
+  }
+  part.tokens_done->Finish(status);
 }
 
 void LaunchRecord::Drop(const absl::Status& status) {

@@ -11,14 +11,19 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "helmway/async/completion.h"
+#include "helmway/async/growing_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
+#include "helmway/cluster/python_callback.h"
 #include "helmway/pjrt/executable.h"
+#include "helmway/pjrt/run_context.h"
 #include "helmway/worker/collectives.h"
 #include "helmway/worker/slot.h"
 
 namespace helmway::worker {
 
+class CallbackClient;
+class CallbackRun;
 class DeviceQueue;
 
 // A program that is loaded in the plugin. Immutable; any thread.
@@ -36,7 +41,16 @@ struct LoadedProgram {
   // On one device, and so short that handing it to the plugin never takes long: it may be started on the
   // thread that takes the command.
   bool may_start_at_once = false;
+  bool spans_workers = false;  // others run other parts of it
+  // Set if the program calls Python functions of its client: `executable` belongs to this client.
+  std::shared_ptr<CallbackClient> callback_client;
+  // Which of them are tokens. Outside the plugin an empty array stands for each.
+  std::vector<bool> token_parameters;
+  std::vector<bool> token_outputs;
 };
+
+// The empty array that stands for a token, which the plugin takes for one.
+absl::StatusOr<pjrt::Buffer> MakeToken(const pjrt::Client& client, const pjrt::Device* device);
 
 // One device's part of a launch.
 struct LaunchPart {
@@ -44,6 +58,10 @@ struct LaunchPart {
   std::vector<SlotRef> results;
   std::vector<int64_t> kept_arguments;  // donated by the program, to be kept in this launch
   async::CompletionRef done;            // also the `ready` of the results
+  // The `ready` of results that are tokens, if there are any. Tokens only order: they are good whatever came
+  // of the run.
+  async::CompletionRef tokens_done;
+  std::vector<ReadHold> holds;  // keep the arguments from being donated meanwhile
 };
 
 // One run of one program. The parts are run by the queues of their devices, each part once.
@@ -68,6 +86,10 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   // Whether RunPart would not have to wait for an input.
   bool InputsAreHere(size_t index, const DeviceQueue* queue) const;
 
+  // Runs all parts of a program that calls back, and returns when the launch is over: inputs are waited for,
+  // and Python functions. On a thread that nobody else needs.
+  void RunCallingBack(cluster::CallbackSink* sink, async::GrowingPool* threads);
+
   // Fails every part that has not run. For launches that never entered the queues.
   void Drop(const absl::Status& status);
 
@@ -75,7 +97,9 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   absl::Status PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const;
   // Waits for all parts; gives the first error that any of them brought.
   absl::Status Meet(const absl::Status& mine);
+  absl::Status RunPartCallingBack(size_t index, const pjrt::RunContext& context);
   void FinishPart(size_t index, const absl::Status& error);
+  void FinishTokens(size_t index);
 
   const std::shared_ptr<const LoadedProgram> program_;
   const int32_t launch_id_;

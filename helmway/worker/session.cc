@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
@@ -104,6 +105,24 @@ absl::StatusOr<program::ExecutableSpec> Describe(const pjrt::LoadedExecutable& e
   return spec;
 }
 
+bool CallsBack(const program::ExecutableSpec& spec) {
+  return std::binary_search(spec.custom_call_targets.begin(), spec.custom_call_targets.end(),
+                            cluster::kPythonCallbackTarget);
+}
+
+// Compile options for a program that calls back: its devices may wait long for one that waits for the client.
+// XLA would end the process when a collective has waited for 40 seconds.
+std::string WithPatience(const std::string& serialized) {
+  constexpr int64_t kSeconds = int64_t{10} * 365 * 86400;
+  xla::CompileOptionsProto options;
+  if (!options.ParseFromString(serialized)) return serialized;
+  for (const char* option :
+       {"xla_cpu_collective_call_terminate_timeout_seconds", "xla_cpu_collective_timeout_seconds"}) {
+    (*options.mutable_env_option_overrides())[option].set_int_field(kSeconds);
+  }
+  return options.SerializeAsString();
+}
+
 // What a buffer is, without its bytes.
 absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
   cluster::HostContents contents;
@@ -123,7 +142,10 @@ absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
 
 }  // namespace
 
-Session::Session(Worker* worker, cluster::SessionId id) : worker_(worker), id_(id) {}
+Session::Session(Worker* worker, cluster::SessionId id, std::shared_ptr<cluster::CallbackSink> callbacks)
+    : worker_(worker),
+      id_(id),
+      callback_lanes_(std::make_shared<CallbackLanes>(std::move(callbacks), &worker->callback_threads())) {}
 
 Session::~Session() {
   Close();
@@ -246,6 +268,8 @@ void Session::Execute(cluster::Launch launch) {
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
+  const bool calls_back = program->callback_client != nullptr;
+  bool late = calls_back;
   bool held;
   absl::Status conflict;
   {
@@ -255,7 +279,9 @@ void Session::Execute(cluster::Launch launch) {
       part.done = base::MakeRef<async::Completion>();
       part.arguments.reserve(launch.arguments.size());
       for (const cluster::BufferNames& names : launch.arguments) {
-        part.arguments.push_back(FindReadable(names.at(d)));
+        SlotRef slot = FindReadable(names.at(d));
+        late = late || slot->is_late();
+        part.arguments.push_back(std::move(slot));
       }
       part.kept_arguments.assign(launch.kept.begin(), launch.kept.end());
       for (const int32_t a : launch.donated) {
@@ -274,10 +300,22 @@ void Session::Execute(cluster::Launch launch) {
           }
         }
       }
+      if (calls_back) {
+        for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
+      }
+    }
+    for (size_t d = 0; d < devices; ++d) {
+      LaunchPart& part = parts[d];
       part.results.reserve(launch.results.size());
-      for (const cluster::BufferNames& names : launch.results) {
-        SlotRef slot = base::MakeRef<Slot>(part.done, program->queues[d]);
-        if (!closed_) slots_[names.at(d)] = slot;
+      for (size_t i = 0; i < launch.results.size(); ++i) {
+        const bool is_token = program->token_outputs[i];
+        if (is_token && !part.tokens_done) part.tokens_done = base::MakeRef<async::Completion>();
+        // Nothing but the end of the launch fills a token.
+        SlotRef slot = base::MakeRef<Slot>(is_token ? part.tokens_done : part.done,
+                                           calls_back || is_token ? nullptr : program->queues[d]);
+        slot->awaits_launch = is_token || calls_back;
+        slot->awaits_callback = late;
+        if (!closed_) slots_[launch.results[i].at(d)] = slot;
         part.results.push_back(std::move(slot));
       }
     }
@@ -287,18 +325,41 @@ void Session::Execute(cluster::Launch launch) {
         part.arguments[0] = base::MakeRef<Slot>(async::DoneCompletion(conflict), nullptr);
       }
     }
-    held = launch.held && !closed_;
+    // A program that calls back waits for its inputs by itself.
+    held = launch.held && !closed_ && !calls_back;
     if (held) held_[launch.id] = record;
   }
+  if (calls_back) {
+    callback_lanes_->Push(launch.stream, std::move(record));
+    return;
+  }
   if (held) return;
-  if (!program->may_start_at_once) {
-    worker_->sequencer().Enqueue(record);
+  if (late || !program->may_start_at_once) {
+    Enqueue(std::move(record));
     return;
   }
   DeviceQueue* queue = program->queues[0];
   queue->PushQuietly(record, 0);
   DeviceQueue* other = unflushed_.exchange(queue);
   if (other != nullptr && other != queue) other->Wake();
+}
+
+void Session::Enqueue(LaunchRef record) {
+  std::vector<SlotRef> late;
+  // Workers know nothing of each other's inputs, and the order of programs that run on several must be the
+  // same.
+  if (!record->program().spans_workers) {
+    for (const LaunchPart& part : record->parts()) {
+      for (const SlotRef& slot : part.arguments) {
+        if (slot->is_late()) late.push_back(slot);
+      }
+    }
+  }
+  if (late.empty()) {
+    worker_->sequencer().Enqueue(record);
+  } else {
+    WhenDone(late, [worker = worker_, record = std::move(record)] { worker->sequencer().Enqueue(record); });
+  }
 }
 
 void Session::Flush() {
@@ -315,7 +376,7 @@ void Session::ReleaseLaunch(cluster::LaunchId id) {
     record = std::move(it->second);
     held_.erase(it);
   }
-  worker_->sequencer().Enqueue(record);
+  Enqueue(std::move(record));
 }
 
 void Session::Copy(cluster::CopyBuffers command) {
@@ -327,6 +388,7 @@ void Session::Copy(cluster::CopyBuffers command) {
       base::MutexLock lock(&mu_);
       source = FindReadable(command.sources.at(i));
       if (closed_) return;
+      result->awaits_callback = source->is_late();
       slots_[command.results.at(i)] = result;
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
@@ -479,9 +541,12 @@ void Session::Assemble(cluster::AssembleBuffers command) {
         sources[block.source] = FindReadable(command.sources.at(block.source));
       }
     }
+    const bool late = std::any_of(sources.begin(), sources.end(),
+                                  [](const SlotRef& source) { return source && source->is_late(); });
     for (size_t r = 0; r < slots.size(); ++r) {
       for (const cluster::BufferTarget& target : command.results[r].targets) {
         slots[r].push_back(base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr));
+        slots[r].back()->awaits_callback = late;
         slots_[target.buffer] = slots[r].back();
       }
     }
@@ -510,6 +575,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
       base::MutexLock lock(&mu_);
       if (closed_) return;
       source = FindReadable(command.sources.at(i));
+      result->awaits_callback = source->is_late();
       slots_[command.results.at(i)] = result;
     }
     auto form = std::make_shared<const BitcastForm>(
@@ -603,23 +669,47 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileWith(
   return compiled;
 }
 
-absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
-  pjrt::CompileRequest request;
-  request.code = command.code;
-  request.serialized_options = command.options;
-  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                           CompileWith(worker_->client(), request));
-  std::vector<cluster::DeviceId> devices;
-  auto program = std::make_shared<LoadedProgram>();
-  for (const pjrt::Device* device : executable->addressable_devices()) {
-    devices.push_back(device->id());
-    program->queues.push_back(worker_->queue(device->id()));
+absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
+  {
+    base::MutexLock lock(&mu_);
+    if (callback_client_ != nullptr) return callback_client_;
   }
+  HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<CallbackClient> leased, worker_->callback_clients().Lease());
+  base::MutexLock lock(&mu_);
+  if (callback_client_ == nullptr && !closed_) callback_client_ = leased;
+  return leased;
+}
+
+absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+  auto program = std::make_shared<LoadedProgram>();
+  std::unique_ptr<pjrt::LoadedExecutable> executable;
+  program::ExecutableSpec spec;
   cluster::CompiledProgram result;
-  HELMWAY_ASSIGN_OR_RETURN(const program::ExecutableSpec spec,
-                           Describe(*executable, std::move(devices), &result));
+  // What the bytes do not show is seen in the compiled program.
+  bool calls_back = absl::StrContains(command.code, cluster::kPythonCallbackTarget);
+  while (true) {
+    const pjrt::Client* client = &worker_->client();
+    std::string options = command.options;
+    if (calls_back) {
+      HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
+      client = program->callback_client->client().get();
+      options = WithPatience(options);
+    }
+    pjrt::CompileRequest request;
+    request.code = command.code;
+    request.serialized_options = options;
+    HELMWAY_ASSIGN_OR_RETURN(executable, CompileWith(*client, request));
+    std::vector<cluster::DeviceId> devices;
+    for (const pjrt::Device* device : executable->addressable_devices()) devices.push_back(device->id());
+    HELMWAY_ASSIGN_OR_RETURN(spec, Describe(*executable, std::move(devices), &result));
+    if (calls_back || !CallsBack(spec)) break;
+    calls_back = true;
+  }
+  for (const cluster::DeviceId device : result.devices) program->queues.push_back(worker_->queue(device));
+  for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
+  for (const program::ValueSpec& value : spec.outputs) program->token_outputs.push_back(value.is_token);
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
-  program->may_start_at_once = result.devices.size() == 1 && spec.is_short &&
+  program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
@@ -665,6 +755,11 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
                      " has collectives between devices of different workers that the "
                      "plugin has not let us replace"));
   }
+  if (CallsBack(spec)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "program ", result.name,
+        " calls Python functions of its client, which a program on devices of several workers cannot do"));
+  }
   result.has_collectives = replace.replaced();
   HELMWAY_ASSIGN_OR_RETURN(result.serialized, executable->Serialize());
   return result;
@@ -701,6 +796,8 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
     if (at == all.end()) return absl::InvalidArgumentError("the program has other devices than the command");
     program->positions.push_back(static_cast<int32_t>(at - all.begin()));
   }
+  program->spans_workers = true;
+  program->token_outputs.resize(executable->num_outputs());
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
@@ -766,6 +863,7 @@ void Session::Close() {
   decltype(held_) held;
   decltype(receiving_) receiving;
   decltype(arrived_) arrived;
+  std::shared_ptr<CallbackClient> callback_client;
   {
     base::MutexLock lock(&mu_);
     if (closed_) return;
@@ -776,6 +874,7 @@ void Session::Close() {
     held.swap(held_);
     receiving.swap(receiving_);
     arrived.swap(arrived_);
+    callback_client.swap(callback_client_);
   }
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
@@ -783,7 +882,9 @@ void Session::Close() {
   worker_->collectives().AbortSession(id_, SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
-    if (slot->producer == nullptr && !slot->ready->done()) slot->Finish(SessionEnded());
+    if (slot->producer == nullptr && !slot->awaits_launch && !slot->ready->done()) {
+      slot->Finish(SessionEnded());
+    }
   }
 }
 

@@ -14,6 +14,8 @@
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/callback_clients.h"
+#include "helmway/worker/callback_lanes.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
 
@@ -25,7 +27,7 @@ class Worker;
 // Threads: as cluster::SessionLink.
 class Session final : public cluster::SessionLink, public std::enable_shared_from_this<Session> {
  public:
-  Session(Worker* worker, cluster::SessionId id);
+  Session(Worker* worker, cluster::SessionId id, std::shared_ptr<cluster::CallbackSink> callbacks);
   ~Session() override;
 
   void Declare(cluster::DeclareBuffers command) override;
@@ -81,9 +83,14 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // Binds contents to slots on their devices, here or on a thread for transfers.
   void FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId>, 1> slots,
                  cluster::HostContents contents);
+  // This session's client for programs that call back.
+  absl::StatusOr<std::shared_ptr<CallbackClient>> GetCallbackClient();
+  // Puts a launch into the queues of its devices, once none of its inputs is late.
+  void Enqueue(LaunchRef record);
 
   Worker* const worker_;
   const cluster::SessionId id_;
+  const std::shared_ptr<CallbackLanes> callback_lanes_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
   base::Mutex mu_;
@@ -94,6 +101,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::BufferId, Receiving> receiving_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::BufferId, absl::StatusOr<cluster::HostContents>> arrived_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<CallbackClient> callback_client_ ABSL_GUARDED_BY(mu_);  // null until it is needed
   // Has launches that wait for Flush.
   std::atomic<DeviceQueue*> unflushed_{nullptr};
 };

@@ -34,8 +34,14 @@ class Slot final : public base::RefCounted<Slot> {
   pjrt::Buffer buffer;
   // In place of `buffer` for strings, which no plugin holds: serialized xla.ifrt.proto.StringArrayContents.
   std::optional<base::HostBytes> strings;
-  // Declared for bytes from the host. Set before others see the slot.
+  // The next ones are set before others see the slot. Declared for bytes from the host:
   bool awaits_host = false;
+  // Without a producer, but the end of a launch finishes it, also when the session ends.
+  bool awaits_launch = false;
+  // Filled when a client has answered its program's calls, at once or after more work: no thread that serves
+  // others may wait for it.
+  bool awaits_callback = false;
+  bool is_late() const { return awaits_callback && !ready->done(); }
   // Of the command that makes the contents. Set before that can fail.
   uint64_t user_context = 0;
 

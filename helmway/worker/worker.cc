@@ -1,10 +1,13 @@
 #include "helmway/worker/worker.h"
 
+#include <glog/logging.h>
+
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "helmway/base/status.h"
+#include "helmway/worker/python_callback.h"
 #include "helmway/worker/session.h"
 
 namespace helmway::worker {
@@ -15,6 +18,7 @@ constexpr size_t kCompilerStackBytes = 256 << 20;
 constexpr int kCompilerThreads = 2;
 constexpr size_t kMaxQueuedCompiles = 4096;
 constexpr int kTransferThreads = 2;
+constexpr size_t kMaxCallbackThreads = 4096;
 constexpr size_t kMaxQueuedTransfers = 1 << 16;
 // A few threads take all of a machine's memory bandwidth; the rest of its cores are for programs.
 constexpr int kMaxAssemblyThreads = 8;
@@ -39,6 +43,16 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->tokens_ = std::make_unique<TokenMaker>(worker->client_.get());
+  worker->callback_clients_ = std::make_unique<CallbackClients>(worker->client_, options.process_id);
+  if (worker->client_->platform_name() == "cpu") {
+    // Without it programs that call back are refused when they are compiled.
+    const absl::Status status = RegisterPythonCallback(*worker->client_->plugin());
+    LOG_IF(WARNING, !status.ok()) << "programs cannot call Python: " << status;
+  }
+  // Of a launch every device holds one, and may need another to go on.
+  worker->callback_threads_ = std::make_unique<async::GrowingPool>(async::GrowingPool::Options{
+      .name = "callback",
+      .max_threads = kMaxCallbackThreads + 4 * worker->client_->addressable_devices().size()});
   worker->host_memory_ = options.host_memory;
   // One for each device that goes on after a collective, and one that computes for another meanwhile.
   worker->collectives_ = std::make_shared<Collectives>(
@@ -105,8 +119,9 @@ void Worker::Describe(const WorkerOptions& options) {
   }
 }
 
-std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId session) {
-  auto opened = std::make_shared<Session>(this, session);
+std::shared_ptr<cluster::SessionLink> Worker::OpenSession(cluster::SessionId session,
+                                                          std::shared_ptr<cluster::CallbackSink> callbacks) {
+  auto opened = std::make_shared<Session>(this, session, std::move(callbacks));
   EarlyArrivals early;
   {
     base::MutexLock lock(&mu_);

@@ -9,10 +9,12 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "helmway/async/growing_pool.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/callback_clients.h"
 #include "helmway/worker/collectives.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
@@ -43,7 +45,8 @@ class Worker final : public cluster::WorkerLink {
 
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return {}; }
-  std::shared_ptr<cluster::SessionLink> OpenSession(cluster::SessionId session) override;
+  std::shared_ptr<cluster::SessionLink> OpenSession(
+      cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override;
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
@@ -68,6 +71,9 @@ class Worker final : public cluster::WorkerLink {
   Sequencer& sequencer() { return sequencer_; }
   CustomCalls& custom_calls() { return *custom_calls_; }
   TokenMaker& tokens() { return *tokens_; }
+  CallbackClients& callback_clients() { return *callback_clients_; }
+  // For launches that call back, and for what comes after their calls.
+  async::GrowingPool& callback_threads() { return *callback_threads_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   // Copies within host memory, which may be long.
@@ -84,6 +90,7 @@ class Worker final : public cluster::WorkerLink {
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
   std::unique_ptr<TokenMaker> tokens_;
+  std::unique_ptr<CallbackClients> callback_clients_;
   cluster::WorkerInfo info_;
   std::shared_ptr<base::HostMemoryPool> host_memory_;
   std::shared_ptr<cluster::PeerSender> peers_;
@@ -99,6 +106,7 @@ class Worker final : public cluster::WorkerLink {
   std::unique_ptr<async::ThreadPool> transfers_;
   std::unique_ptr<async::ThreadPool> assemblers_;
   std::unique_ptr<async::ThreadPool> compilers_;
+  std::unique_ptr<async::GrowingPool> callback_threads_;
 };
 
 }  // namespace helmway::worker

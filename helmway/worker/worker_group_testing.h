@@ -87,7 +87,7 @@ class WorkerGroupTest : public ::testing::Test {
     auto group = cluster::WorkerGroup::Create(std::move(links));
     ASSERT_TRUE(group.ok()) << group.status();
     group_ = *std::move(group);
-    session_ = group_->OpenSession(1234);
+    session_ = group_->OpenSession(1234, nullptr);
   }
 
   void TearDown() override {

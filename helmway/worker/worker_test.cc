@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -146,8 +147,33 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     link_ = remote_.get();
   }
 
+  // Takes the calls of programs to their client, for the test to answer.
+  class Sink final : public cluster::CallbackSink {
+   public:
+    void Call(cluster::CallbackCall call) override {
+      base::MutexLock lock(&mu_);
+      calls_.push_back(std::move(call));
+    }
+    cluster::CallbackCall Next() {
+      auto there = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !calls_.empty(); };
+      base::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&there));
+      cluster::CallbackCall call = std::move(calls_.front());
+      calls_.pop_front();
+      return call;
+    }
+    bool empty() {
+      base::MutexLock lock(&mu_);
+      return calls_.empty();
+    }
+
+   private:
+    base::Mutex mu_;
+    std::deque<cluster::CallbackCall> calls_ ABSL_GUARDED_BY(mu_);
+  };
+
   std::shared_ptr<SessionLink> OpenSession() {
-    sessions_.push_back(link_->OpenSession(sessions_.size() + 1));
+    sessions_.push_back(link_->OpenSession(sessions_.size() + 1, sink_));
     return sessions_.back();
   }
 
@@ -232,6 +258,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     std::vector<int32_t> donated = {};
     std::vector<int32_t> kept = {};
     bool held = false;
+    int64_t stream = 0;
   };
   // Returns the answer of on_done.
   StatusAnswer Execute(SessionLink& session, Run run, cluster::LaunchId id = 0) {
@@ -244,6 +271,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     launch.donated = std::move(run.donated);
     launch.kept = std::move(run.kept);
     launch.held = run.held;
+    launch.stream = run.stream;
     launch.on_done = answer;
     session.Execute(std::move(launch));
     session.Flush();
@@ -262,6 +290,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     EXPECT_THAT(ReadOk(*session, 18), ElementsAre(8, 9));
   }
 
+  const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<net::MessageStreamService> service_;
@@ -1040,6 +1069,29 @@ TEST_P(WorkerTest, StringsStayWithTheWorker) {
   EXPECT_THAT(std::string(Read(*session_, 13).status().message()), HasSubstr("strings"));
 }
 
+// A run that fails leaves tokens that are good: what comes after it in order is not to fail too.
+TEST_P(WorkerTest, TokensOfRunsThatFail) {
+  CompileOk(*session_, 1, R"(module @pass { func.func public @main(%t: !stablehlo.token, %a: tensor<2xf32>)
+      -> (!stablehlo.token, tensor<2xf32>) {
+    %0 = stablehlo.after_all %t : !stablehlo.token
+    return %0, %a : !stablehlo.token, tensor<2xf32>
+  } })");
+  cluster::HostContents token;
+  token.targets = {{1, 0}};
+  token.element_type = xla::ifrt::DTypeProto::KIND_TOKEN;
+  token.bytes = Bytes<char>({});
+  Declare(*session_, 1);
+  session_->Fill(std::move(token));
+  Declare(*session_, 2);
+  session_->Fail({{2, 0}}, absl::DataLossError("lost"));
+  Put(*session_, 3, {1, 2});
+  Execute(*session_, {.arguments = {One(1), One(2)}, .results = {One(10), One(11)}});
+  Execute(*session_, {.arguments = {One(10), One(3)}, .results = {One(12), One(13)}});
+  EXPECT_EQ(Read(*session_, 11).status().code(), kDataLoss);
+  EXPECT_TRUE(Await(*session_, {One(10), One(12)}).Wait().ok());
+  EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(1, 2));
+}
+
 TEST_P(WorkerTest, TokensComeFromTheHostAndFromPrograms) {
   CompileOk(*session_, 1, R"(module @pass { func.func public @main(%t: !stablehlo.token, %a: tensor<2xf32>)
       -> (!stablehlo.token, tensor<2xf32>) {
@@ -1060,9 +1112,9 @@ TEST_P(WorkerTest, TokensComeFromTheHostAndFromPrograms) {
   Execute(*session_, {.arguments = {One(10), One(11)}, .results = {One(12), One(13)}});
   EXPECT_TRUE(Await(*session_, {One(2), One(10), One(12)}).Wait().ok());
   EXPECT_THAT(ReadOk(*session_, 13), ElementsAre(1, 2));
-  // There is nothing to read, but they can be moved.
+  // There is nothing to read, but they can be moved. Empty arrays of booleans stand for those of programs.
   EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
-  EXPECT_EQ(Read(*session_, 12).status().code(), kInvalid);
+  EXPECT_THAT(ReadOk<char>(*session_, 12), IsEmpty());
   session_->Copy({.sources = One(12), .results = One(20), .devices = {devices_[0]}, .memory_kind = ""});
   session_->Copy({.sources = One(20), .results = One(21), .devices = {devices_[1]}, .memory_kind = ""});
   Execute(*session_, {.arguments = {One(21), One(13)}, .results = {One(22), One(23)}});
@@ -1297,7 +1349,7 @@ TEST_P(WorkerTest, CloseWithCollectivesUnderWay) {
 
 TEST_P(WorkerTest, OthersDoNotNoticeASessionThatIsDropped) {
   {
-    auto dropped = worker_->OpenSession(999);
+    auto dropped = worker_->OpenSession(999, sink_);
     CompileOk(*dropped, 1, AddOne(1));
     Declare(*dropped, 1);
     Execute(*dropped, {.arguments = {One(1)}, .results = {One(2)}});
@@ -1799,11 +1851,222 @@ TEST_P(WorkerTest, BitcastsThatCannotBe) {
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2));
 }
 
+// ---- Programs that call their client -------------------------------------------------------------------
+
+// y = callback(x + x) + 1 on one device.
+std::string CallsBack(int64_t size = 4) {
+  const std::string type = absl::StrCat("tensor<", size, "xf32>");
+  return absl::StrCat(
+      "module @calls_back { func.func public @main(%x: ", type, ") -> ", type,
+      " {\n %0 = stablehlo.add %x, %x : ", type,
+      "\n %1 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%0) {api_version = 4 : i32, "
+      "has_side_effect = true, backend_config = {callback = 5 : ui64, client = 77 : ui64}} : (",
+      type, ") -> ", type, "\n %one = stablehlo.constant dense<1.0> : ", type,
+      "\n %2 = stablehlo.add %1, %one : ", type, "\n return %2 : ", type, "\n } }");
+}
+
+// On four devices: the sum over all of callback(shard of x), in every shard.
+constexpr char kAllCallBack[] = R"(
+module @all_call_back attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
+  func.func public @main(%a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"})
+      -> (tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}) {
+    %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{devices=[4]<=[4]}"}
+        : (tensor<8xf32>) -> tensor<8xf32>
+    %1 = stablehlo.custom_call @SPMDFullToShardShape(%0) {mhlo.sharding = "{manual}"}
+        : (tensor<8xf32>) -> tensor<2xf32>
+    %2 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%1) {api_version = 4 : i32, has_side_effect = true,
+        backend_config = {callback = 5 : ui64, client = 77 : ui64}, mhlo.sharding = "{manual}"}
+        : (tensor<2xf32>) -> tensor<2xf32>
+    %3 = "stablehlo.all_reduce"(%2) ({
+      ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+        %s = stablehlo.add %p, %q : tensor<f32>
+        stablehlo.return %s : tensor<f32>
+    }) {replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids,
+        channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, mhlo.sharding = "{manual}"}
+        : (tensor<2xf32>) -> tensor<2xf32>
+    %4 = stablehlo.custom_call @Sharding(%3) {mhlo.sharding = "{manual}"} : (tensor<2xf32>) -> tensor<2xf32>
+    %5 = stablehlo.custom_call @SPMDShardToFullShape(%4) {mhlo.sharding = "{devices=[4]<=[4]}"}
+        : (tensor<2xf32>) -> tensor<8xf32>
+    return %5 : tensor<8xf32>
+  }
+})";
+
+class CallbackTest : public WorkerTest {
+ protected:
+  static std::vector<float> Floats(const cluster::CallbackArray& array) {
+    std::vector<float> values(static_cast<size_t>(array.bytes) / sizeof(float));
+    std::memcpy(values.data(), array.data, static_cast<size_t>(array.bytes));
+    return values;
+  }
+  // The function: every number times ten.
+  static void AnswerTimesTen(cluster::CallbackCall call) {
+    std::vector<float> values = Floats(call.arguments.at(0));
+    for (float& value : values) value *= 10;
+    ASSERT_EQ(call.results.at(0).bytes, call.arguments.at(0).bytes);
+    std::memcpy(call.results[0].data, values.data(), values.size() * sizeof(float));
+    call.done(absl::OkStatus());
+  }
+};
+
+TEST_P(CallbackTest, CallsTheClient) {
+  CompileOk(*session_, 1, CallsBack());
+  Put(*session_, 1, {1, 2, 3, 4});
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  cluster::CallbackCall call = sink_->Next();
+  EXPECT_EQ(call.client, 77u);
+  EXPECT_EQ(call.callback, 5u);
+  ASSERT_EQ(call.arguments.size(), 1u);
+  EXPECT_EQ(call.arguments[0].element_type, kF32);
+  EXPECT_THAT(call.arguments[0].dims, ElementsAre(4));
+  EXPECT_THAT(Floats(call.arguments[0]), ElementsAre(2, 4, 6, 8));
+  EXPECT_FALSE(done.done());
+  AnswerTimesTen(std::move(call));
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(21, 41, 61, 81));
+  EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_P(CallbackTest, LargeArraysComeAndGo) {
+  constexpr int64_t kSize = 300'000;
+  CompileOk(*session_, 1, CallsBack(kSize));
+  Put(*session_, 1, std::vector<float>(kSize, 2));
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  AnswerTimesTen(sink_->Next());
+  EXPECT_THAT(ReadOk(*session_, 2), Each(41));
+}
+
+TEST_P(CallbackTest, AnErrorOfTheFunctionFailsTheRunAndWhatUsesIt) {
+  CompileOk(*session_, 1, CallsBack());
+  CompileOk(*session_, 2, AddOne(4));
+  Put(*session_, 1, {1, 2, 3, 4});
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  Execute(*session_, {.executable = 2, .arguments = {One(2)}, .results = {One(3)}});
+  sink_->Next().done(absl::InternalError("ValueError: no"));
+  EXPECT_EQ(done.Wait().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(done.Wait().message()), HasSubstr("ValueError: no"));
+  EXPECT_THAT(std::string(Read(*session_, 3).status().message()), HasSubstr("ValueError: no"));
+  // The next run is a run like any other.
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(4)}});
+  AnswerTimesTen(sink_->Next());
+  EXPECT_THAT(ReadOk(*session_, 4), ElementsAre(21, 41, 61, 81));
+}
+
+TEST_P(CallbackTest, OtherProgramsRunMeanwhile) {
+  CompileOk(*session_, 1, CallsBack());
+  CompileOk(*session_, 2, AddOne(4));
+  CompileOk(*session_, 3, kSum, {0, 1, 2, 3});
+  Put(*session_, 1, {1, 2, 3, 4});
+  PutSharded(*session_, 21, {1, 2, 3, 4, 5, 6, 7, 8});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  cluster::CallbackCall call = sink_->Next();
+  // One that waits for the call, and behind it in the queue those that do not.
+  const StatusAnswer late = Execute(*session_, {.executable = 2, .arguments = {One(2)}, .results = {One(3)}});
+  Execute(*session_, {.executable = 2, .arguments = {One(1)}, .results = {One(4)}});
+  Execute(*session_, {.executable = 3, .arguments = {{21, 4, {}}}, .results = {{31, 4, {}}, {35, 4, {}}}});
+  session_->Copy({.sources = One(2), .results = One(5), .devices = {devices_[1]}});
+  session_->Bitcast({.sources = One(2), .results = One(6), .element_type = kF32, .dims = {{4}}});
+  const StatusAnswer late_too =
+      Execute(*session_, {.executable = 2, .arguments = {One(6)}, .results = {One(7)}});
+  EXPECT_THAT(ReadOk(*session_, 4), ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(ReadOk(*session_, 31), ElementsAre(36));
+  EXPECT_FALSE(late.done());
+  EXPECT_FALSE(late_too.done());
+  AnswerTimesTen(std::move(call));
+  EXPECT_THAT(ReadOk(*session_, 3), ElementsAre(22, 42, 62, 82));
+  EXPECT_THAT(ReadOk(*session_, 5), ElementsAre(21, 41, 61, 81));
+  EXPECT_THAT(ReadOk(*session_, 7), ElementsAre(22, 42, 62, 82));
+}
+
+TEST_P(CallbackTest, RunsOfOneStreamFollowEachOtherAndStreamsDoNotWait) {
+  CompileOk(*session_, 1, CallsBack());
+  Put(*session_, 1, {1, 1, 1, 1});
+  Put(*session_, 2, {2, 2, 2, 2});
+  Put(*session_, 3, {3, 3, 3, 3});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(11)}, .stream = 7});
+  cluster::CallbackCall first = sink_->Next();
+  EXPECT_THAT(Floats(first.arguments[0]), Each(2));
+  Execute(*session_, {.arguments = {One(2)}, .results = {One(12)}, .stream = 7});
+  Execute(*session_, {.arguments = {One(3)}, .results = {One(13)}, .stream = 8});
+  cluster::CallbackCall other = sink_->Next();
+  EXPECT_THAT(Floats(other.arguments[0]), Each(6));
+  EXPECT_TRUE(sink_->empty());
+  AnswerTimesTen(std::move(first));
+  cluster::CallbackCall second = sink_->Next();
+  EXPECT_THAT(Floats(second.arguments[0]), Each(4));
+  AnswerTimesTen(std::move(other));
+  AnswerTimesTen(std::move(second));
+  EXPECT_THAT(ReadOk(*session_, 12), Each(41));
+  EXPECT_THAT(ReadOk(*session_, 13), Each(61));
+}
+
+TEST_P(CallbackTest, EveryDeviceCalls) {
+  CompileOk(*session_, 1, kAllCallBack, {0, 1, 2, 3});
+  PutSharded(*session_, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+  const StatusAnswer done = Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}}});
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  for (cluster::CallbackCall& call : calls) AnswerTimesTen(std::move(call));
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(ReadOk(*session_, id), ElementsAre(160, 200));
+}
+
+TEST_P(CallbackTest, AnErrorOnOneDeviceLeavesNobodyWaiting) {
+  CompileOk(*session_, 1, kAllCallBack, {0, 1, 2, 3});
+  PutSharded(*session_, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+  const StatusAnswer done = Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}}});
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  calls[0].done(absl::InternalError("ValueError: no"));
+  for (size_t i = 1; i < 4; ++i) AnswerTimesTen(std::move(calls[i]));
+  EXPECT_THAT(std::string(done.Wait().message()), HasSubstr("ValueError: no"));
+  for (BufferId id = 11; id < 15; ++id) EXPECT_FALSE(Read(*session_, id).ok());
+  ExpectCollectivesRun();
+}
+
+TEST_P(CallbackTest, AnArgumentThatFailsIsNotCalledWith) {
+  CompileOk(*session_, 1, CallsBack());
+  Declare(*session_, 1);
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  session_->Fail({{1, 0}}, absl::DataLossError("lost"));
+  EXPECT_EQ(done.Wait().code(), kDataLoss);
+  EXPECT_EQ(Read(*session_, 2).status().code(), kDataLoss);
+  EXPECT_TRUE(sink_->empty());
+}
+
+TEST_P(CallbackTest, TheEndOfTheSessionLeavesCallsToTheSink) {
+  CompileOk(*session_, 1, CallsBack());
+  Put(*session_, 1, {1, 2, 3, 4});
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  cluster::CallbackCall call = sink_->Next();
+  session_->Close();
+  call.done(absl::CancelledError("the session has ended"));
+  EXPECT_FALSE(done.Wait().ok());
+  ExpectCollectivesRun();
+}
+
+TEST_P(CallbackTest, SessionsDoNotWaitForEachOther) {
+  auto other = OpenSession();
+  CompileOk(*session_, 1, kAllCallBack, {0, 1, 2, 3});
+  CompileOk(*other, 1, kAllCallBack, {0, 1, 2, 3});
+  PutSharded(*session_, 1, {1, 2, 3, 4, 5, 6, 7, 8});
+  PutSharded(*other, 1, {0, 0, 0, 0, 0, 0, 0, 0});
+  const StatusAnswer waits = Execute(*session_, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}}});
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  Execute(*other, {.arguments = {{1, 4, {}}}, .results = {{11, 4, {}}}});
+  for (int i = 0; i < 4; ++i) AnswerTimesTen(sink_->Next());
+  EXPECT_THAT(ReadOk(*other, 11), ElementsAre(0, 0));
+  EXPECT_FALSE(waits.done());
+  for (cluster::CallbackCall& call : calls) AnswerTimesTen(std::move(call));
+  EXPECT_THAT(ReadOk(*session_, 14), ElementsAre(160, 200));
+}
+
 const auto kBothLinks = ::testing::Values(LinkKind::kInProcess, LinkKind::kRemote);
 std::string LinkName(const ::testing::TestParamInfo<LinkKind>& kind) {
   return kind.param == LinkKind::kRemote ? "Remote" : "InProcess";
 }
 INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, kBothLinks, LinkName);
+INSTANTIATE_TEST_SUITE_P(Links, CallbackTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, AssembleTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, RemoteWorkerTest, ::testing::Values(LinkKind::kRemote), LinkName);
 
