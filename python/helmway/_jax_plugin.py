@@ -29,12 +29,24 @@ def initialize() -> None:
     """
     if proxy_requested():
         register()
+        add_cpu()
+
+
+def add_cpu() -> None:
+    """Puts JAX's own CPU devices behind those of "proxy", if the user has not: JAX gives the arguments of Python
+    callbacks to its functions on a CPU device of the process."""
+    import jax
+
+    if "cpu" not in jax.config.jax_platforms.split(","):
+        jax.config.update("jax_platforms", jax.config.jax_platforms + ",cpu")
 
 
 def register() -> None:
     """Registers the "proxy" backend. RuntimeError if JAX already runs on one."""
+    from helmway import _callbacks
     from jax.extend import backend
 
+    _callbacks.enable()
     # The priority counts only if the user names no platforms, and then the factory refuses.
     backend.register_backend_factory(_PLATFORM, _make_client, priority=-1)
 
@@ -43,7 +55,7 @@ def _make_client():
     """Connects to the server. RuntimeError with what the user can do, else; JAX shows it."""
     import jax
     import jaxlib
-    from helmway import _versions
+    from helmway import _callbacks, _versions
 
     if not proxy_requested():
         # Left over from a local cluster that has ended.
@@ -72,6 +84,7 @@ def _make_client():
         if os.environ.get(_INSECURE) != "true":
             hint = f" ({_INSECURE}=true is not set, so the client insists on credentials that only exist on Google Cloud)"
         raise RuntimeError(f"cannot use the server at {target}{hint}: {error}") from error
+    _callbacks.remember(client, target)
     # Executables stay on the server: JAX's cache would fail to serialize each one.
     jax.config.update("jax_enable_compilation_cache", False)
     return client

@@ -78,6 +78,7 @@ class LocalCluster:
         jax.config.update("jax_backend_target", self.target)
         # JAX looks for plugins once per process, perhaps before it was configured.
         _jax_plugin.register()
+        _jax_plugin.add_cpu()
 
     def _release_jax(self) -> None:
         import jax
