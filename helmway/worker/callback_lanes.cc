@@ -5,7 +5,8 @@
 namespace helmway::worker {
 namespace {
 
-// Streams of a session that run at one time. More than a program has threads that call JAX, as a rule.
+// Streams of a session that run at one time. More than a program has threads that call JAX, as a rule; the
+// plugin has a limit of its own for each device, XLA's on CPU of 32.
 constexpr int kMaxRunning = 64;
 
 }  // namespace
