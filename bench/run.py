@@ -317,12 +317,29 @@ def reshard(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "reshard": reshard}
+def callback(bench):
+  """(callback) From a program to Python and back."""
+  local = bench.local(1)
+  sides = {"local JAX": lambda: local.do("callback", count=200)}
+  if bench.with_helmway:
+    client = bench.helmway(1)[0]
+    sides["Helmway"] = lambda: client.do("callback", count=200)
+  series = bench.alternate(bench.rounds(5), sides)
+  rows, results = [], {}
+  for name, s in series.items():
+    results[name] = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "of_local": s.ratio_to(series["local JAX"])}
+    rows.append([name] + list(results[name].values()))
+  report.table("(callback) jit of a pure_callback that returns its 8 floats, blocking",
+               ["", "median us", "p99 us", "times local JAX"], rows)
+  return results
+
+
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "reshard": reshard, "callback": callback}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
-  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e reshard; all by default")
+  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e reshard callback; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")

@@ -71,6 +71,22 @@ class Workloads:
     y.block_until_ready()
     return {"enqueued": enqueued, "drained": clock() - start}
 
+  def callback(self, count):
+    """Blocking runs of a program that gives 8 floats to Python and takes them back."""
+    x = self.keep("callback.x", lambda: jax.device_put(np.zeros(8, np.float32)))
+
+    def make():
+      return jax.jit(lambda a: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
+
+    f = self.keep("callback.f", make)
+    f(x).block_until_ready()
+    durations = []
+    for _ in range(count):
+      start = clock()
+      f(x).block_until_ready()
+      durations.append(clock() - start)
+    return durations
+
   def work(self, loops, count):
     """A chain of runs of a program with `loops` small matrix products; seconds for the chain."""
     x = self.keep("work.x", lambda: jax.device_put(np.full((32, 32), 0.01, np.float32)))
