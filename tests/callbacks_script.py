@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
+from jax.experimental.buffer_callback import buffer_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 PROGRAMS = {}
@@ -535,6 +536,37 @@ def an_ordered_io_callback_fails(note):
     except RuntimeError:
         g(7)
     jax.effects_barrier()
+
+
+@program
+def buffers_in_place(note):
+    def function(context, out, a, *, b):
+        note([str(context.stage), a.shape, str(a.dtype), a.writeable, out["sum"].writeable, listed(np.from_dlpack(b))])
+        np.asarray(out["sum"])[...] = np.asarray(a) + np.asarray(b)
+        np.asarray(out["less"])[...] = np.asarray(a) < 2
+
+    types = {"sum": jax.ShapeDtypeStruct((3,), np.float32), "less": jax.ShapeDtypeStruct((3,), np.bool_)}
+    x = jnp.arange(3.0)
+    return [jax.jit(lambda x: buffer_callback(function, types)(x, b=x * 2))(x), buffer_callback(function, types)(x, b=x)]
+
+
+@program
+def buffers_that_share_memory(note):
+    def function(context, out, a):
+        note(np.asarray(a).ctypes.data == np.asarray(out).ctypes.data)
+        np.asarray(out)[1] = 7
+
+    x = jnp.arange(3.0)
+    return [buffer_callback(function, shape_of(x), input_output_aliases={0: 0})(x), x]
+
+
+@program
+def buffers_in_vmap(note):
+    def function(context, out, a):
+        np.asarray(out)[...] = np.asarray(a).sum()
+
+    f = buffer_callback(function, jax.ShapeDtypeStruct((), np.float32), vmap_method="sequential")
+    return jax.vmap(f)(jnp.arange(6.0).reshape(2, 3))
 
 
 @program

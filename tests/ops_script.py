@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax import lax
+from jax import export, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 OPERATIONS = {}
@@ -524,6 +524,15 @@ def linalg_inputs(dtype=np.float32):
         a = a + 1j * a.T
     a = a.astype(dtype)
     return a, a @ a.conj().T + 6 * np.eye(6, dtype=dtype)
+
+
+@operation
+def exported_program():
+    spread = NamedSharding(mesh(8), P("x"))
+    f = jax.jit(lambda a: jnp.cumsum(a * 2), in_shardings=spread, out_shardings=spread)
+    x = jax.device_put(np.arange(16, dtype=np.float32), spread)
+    loaded = export.deserialize(export.export(f)(x).serialize())
+    return [jax.jit(loaded.call)(x), loaded.nr_devices]
 
 
 @operation

@@ -245,8 +245,9 @@ def test_tokens_order_programs(session):
     assert session.make_array(3, bytes(range(16))) == OK
     executable = session.compile(PASS_TOKEN)
     token, data = session.execute(executable, [1, 3]).loaded_executable_execute_response.outputs
-    assert token.dtype.kind == TOKEN and not token.shape.dims and data.dtype.kind == F32
-    # What a program returned, what it took, and the empty array that JAX puts in their place on CPU.
+    # JAX keeps a token that a program returned as an empty array.
+    assert token.dtype.kind == PRED and token.shape.dims == [0] and data.dtype.kind == F32
+    # What a program returned, and such an array that the client made.
     assert status_of(session.execute(executable, [token.array_handle, data.array_handle], [10, 11])).code == OK
     assert status_of(session.execute(executable, [2, 11], [12, 13])).code == OK
     assert session.code(copy_arrays_request=message("CopyArraysRequest")(

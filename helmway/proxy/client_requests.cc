@@ -84,7 +84,11 @@ absl::Status Session::HandleInit(Reply& reply) {
     m.set_to_string(memory.to_string);
     for (const int32_t device : memory.devices) m.add_device_ids(device);
   }
-  init.mutable_client_attributes();
+  // What JAX asks of a backend by these names: jax.export keeps shardings in the form of Shardy, which is how
+  // programs come here anyway; JAX's own compilation cache leaves executables alone, which stay on the
+  // server.
+  wire::SetBoolAttribute(*init.mutable_client_attributes(), "serialize_with_sdy", true);
+  wire::SetBoolAttribute(*init.mutable_client_attributes(), "supports_executable_serialization", false);
   reply.counted = false;
   return absl::OkStatus();
 }

@@ -47,6 +47,8 @@ TEST_P(VersionedClientRequestsTest, InitDescribesTheWorker) {
   EXPECT_EQ(init.process_index(), 0u);
   EXPECT_EQ(init.runtime_type(), "pathways");
   EXPECT_TRUE(init.has_client_attributes());
+  EXPECT_TRUE(init.client_attributes().attributes().at("serialize_with_sdy").bool_value());
+  EXPECT_FALSE(init.client_attributes().attributes().at("supports_executable_serialization").bool_value());
   EXPECT_EQ(proxy().FindSession(init.session_id(), TestClient::kPeer), client().session);
   EXPECT_THAT(init.addressable_device_ids(), ElementsAre(10, 11, 12, 13));
   EXPECT_THAT(init.primary_device_ids(), ElementsAre(10, 11, 12, 13));

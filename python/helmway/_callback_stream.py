@@ -16,6 +16,7 @@ import queue
 import struct
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ _MAX_ERROR_CHARACTERS = 32 << 10
 # Functions that run at one time; further calls wait. They may wait for each other, so it is far above what a
 # program needs.
 _MAX_THREADS = 256
+# How long the end of the process waits for functions that still run.
+_EXIT_TIMEOUT_S = 5.0
 
 # Of this process; programs carry it, so that no other process takes their calls for its own. 63 bits, since MLIR's
 # Python takes no more.
@@ -206,22 +209,35 @@ class _Threads:
         self._tasks = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        self._count = 0
+        self._threads: list[threading.Thread] = []
 
     def run(self, task: Callable[[], None]) -> None:
         with self._lock:
-            start = self._idle == 0 and self._count < _MAX_THREADS
-            if start:
-                self._count += 1
-            elif self._idle:
+            if self._idle:
                 self._idle -= 1
+            elif len(self._threads) < _MAX_THREADS:
+                name = f"helmway-callback-{len(self._threads) + 1}"
+                self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                self._threads[-1].start()
         self._tasks.put(task)
-        if start:
-            threading.Thread(target=self._serve, name=f"helmway-callback-{self._count}", daemon=True).start()
+
+    def stop(self, timeout: float) -> None:
+        """Ends the threads, and waits for `timeout` seconds for those that are in a task. The interpreter ends a
+        daemon thread wherever it next takes the GIL; inside JAX's C++ code that aborts the process."""
+        with self._lock:
+            threads, self._threads, self._idle = self._threads, [], 0
+        for _ in threads:
+            self._tasks.put(None)
+        until = time.monotonic() + timeout
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _serve(self):
-        while True:
-            self._tasks.get()()
+        while (task := self._tasks.get()) is not None:
+            task()
+            # What the task holds must not outlive it: it may be arrays of JAX.
+            del task
             with self._lock:
                 self._idle += 1
 
@@ -520,6 +536,7 @@ def _at_exit() -> None:
             found = list(_connections.values())
         for one in found:
             one.close()
+        _threads.stop(_EXIT_TIMEOUT_S)
 
 
 def _after_fork() -> None:

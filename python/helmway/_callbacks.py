@@ -1,5 +1,5 @@
 """Python callbacks in programs for a Helmway server: jax.debug.print, jax.debug.callback, jax.pure_callback,
-jax.experimental.io_callback and the checks of checkify.
+jax.experimental.io_callback, jax.experimental.buffer_callback and the checks of checkify.
 
 JAX lowers them to custom calls that name a function of the process by an index, which only a backend inside that
 process can call; its client for servers refuses such programs. Here each of these primitives gets another lowering
@@ -18,6 +18,7 @@ _logger = logging.getLogger(__name__)
 # partitioner is inside jaxlib.
 _TARGET = "xla_ffi_python_cpu_callback"
 _PARTITIONED_TARGET = "xla_ffi_partitioned_python_cpu_callback"
+_BUFFER_TARGET = "xla_buffer_python_cpu_callback"
 # What the server gives to the devices of each session (helmway/net/python_callbacks.proto).
 _KEY = "helmway_callback_key"
 
@@ -44,7 +45,7 @@ def remember(client, target: str) -> None:
 
 
 def _register() -> None:
-    from jax._src import callback, checkify, debugging
+    from jax._src import buffer_callback, callback, checkify, debugging
     from jax._src.interpreters import mlir as mlir_internals
     from jax.interpreters import mlir
 
@@ -59,6 +60,9 @@ def _register() -> None:
         entry = specific.get(primitive) or mlir_internals._lowerings[primitive]
         rule = functools.partial(_lower, entry.rule)
         mlir.register_lowering(primitive, rule, platform="cpu", inline=entry.inline)
+    entry = mlir_internals._lowerings[buffer_callback.buffer_callback_p]
+    rule = functools.partial(_lower_buffer_callback, entry.rule)
+    mlir.register_lowering(buffer_callback.buffer_callback_p, rule, platform="cpu", inline=entry.inline)
 
 
 def _session_key(client) -> str | None:
@@ -80,7 +84,17 @@ def _connection_for(module_context):
     return _callback_stream.connection(target, key)
 
 
-def _lower(jax_rule, ctx, *args, **params):
+def _lower_buffer_callback(jax_rule, ctx, *args, input_output_aliases, **params):
+    from helmway import _buffer_callback
+
+    adapt = functools.partial(
+        _buffer_callback.with_buffers, results=ctx.avals_out, aliases=dict(input_output_aliases)
+    )
+    return _lower(jax_rule, ctx, *args, adapt=adapt, input_output_aliases=input_output_aliases, **params)
+
+
+def _lower(jax_rule, ctx, *args, adapt=lambda function: function, **params):
+    """Lowers by JAX's rule. `adapt` makes a function of arrays of what the rule has as its callback."""
     connection = _connection_for(ctx.module_context)
     if connection is None:
         return jax_rule(ctx, *args, **params)
@@ -95,7 +109,7 @@ def _lower(jax_rule, ctx, *args, **params):
     scratch = ir.Module.create(ir.Location.current)
     with ir.InsertionPoint(scratch.body):
         results = jax_rule(inner, *args, **params)
-    handles = [connection.add(_with_x64(function)) for function in functions]
+    handles = [connection.add(_with_x64(adapt(function))) for function in functions]
     for operation in list(scratch.body.operations):
         _redirect(operation, handles)
         operation.detach_from_parent()
@@ -128,7 +142,7 @@ def _redirect(operation, handles) -> None:
     attributes = operation.attributes
     if operation.operation.name != "stablehlo.custom_call":
         return
-    if ir.StringAttr(attributes["call_target_name"]).value not in (_TARGET, _PARTITIONED_TARGET):
+    if ir.StringAttr(attributes["call_target_name"]).value not in (_TARGET, _PARTITIONED_TARGET, _BUFFER_TARGET):
         return
     config = ir.DictAttr(attributes["mhlo.backend_config"])
     handle = handles[ir.IntegerAttr(config["index"]).value]
