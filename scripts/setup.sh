@@ -1,4 +1,5 @@
-# Steps that scripts/demo.sh and scripts/test.sh share: system packages, Python environments, the build.
+# Steps that scripts/demo.sh, scripts/test.sh and scripts/sanitize.sh share: system packages, Python environments, the
+# build, the closing lines.
 # Run as a program it does everything that the demo needs. Every step may be repeated, and does nothing if its
 # result is there.
 set -euo pipefail
@@ -147,19 +148,20 @@ helmway_plugin() {
   printf '%s\n' "${plugin}"
 }
 
-# helmway_build PLUGIN TARGET: the release build; the C++ tests run with that plugin.
+# helmway_build PLUGIN TARGET [PRESET]: the release build, or another; the C++ tests run with that plugin.
 helmway_build() {
-  helmway_say "building (${2})"
+  local preset="${3:-release}"
+  helmway_say "building (${preset}, ${2})"
   (
     cd "${HELMWAY_ROOT}"
     mkdir -p build
     # ccache, where there is one, serves every checkout of this repository.
     export CCACHE_BASEDIR="${HELMWAY_ROOT}" CCACHE_NOHASHDIR=1
-    cmake --preset release -DHELMWAY_PJRT_PLUGIN="$1" >build/configure.log 2>&1 || {
+    cmake --preset "${preset}" -DHELMWAY_PJRT_PLUGIN="$1" >build/configure.log 2>&1 || {
       cat build/configure.log >&2
       exit 1
     }
-    cmake --build --preset release --target "$2" >&2
+    cmake --build --preset "${preset}" --target "$2" >&2
   ) || helmway_fail "the build failed"
 }
 
@@ -183,6 +185,34 @@ helmway_setup() {
   HELMWAY_PLUGIN="$(helmway_plugin "${HELMWAY_VENV}")"
   helmway_build "${HELMWAY_PLUGIN}" "${target}"
   helmway_package "${HELMWAY_VENV}"
+}
+
+helmway_results=()  # one line per runner
+helmway_failed=0
+
+# helmway_record NAME CODE CLOSING_LINE: keeps a runner's verdict.
+helmway_record() {
+  local verdict=passed
+  if (($2 != 0)); then
+    verdict=FAILED
+    helmway_failed=1
+  fi
+  helmway_results+=("${verdict}  $1: $3")
+}
+
+# helmway_ctest NAME PRESET LOG: runs the C++ tests and records the verdict.
+helmway_ctest() {
+  helmway_say "$1"
+  local code=0
+  (cd "${HELMWAY_ROOT}" && ctest --preset "$2" -j "$(nproc)" --no-tests=error) 2>&1 | tee "$3" || code=$?
+  helmway_record "$1" "${code}" "$(grep -E 'tests (passed|failed)' "$3" | tail -n 1)"
+}
+
+# helmway_end: prints the verdicts and exits.
+helmway_end() {
+  helmway_say "results"
+  printf '%s\n' "${helmway_results[@]}"
+  exit "${helmway_failed}"
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then

@@ -5,6 +5,9 @@ runs pytest, as a user would run them.
 
   HELMWAY_BINARY        the helmway program (default: the one on PATH)
   HELMWAY_PJRT_PLUGIN   the accelerator plugin, if the program does not find one by itself
+  HELMWAY_TEST_PATIENCE a factor for all time-outs, for slow builds or machines (default: 1)
+
+A helmway that was built with a sanitizer must have nothing to report, whoever started it and however it ended.
 """
 
 import os
@@ -31,6 +34,15 @@ CLIENT_VARIABLES = (
     "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
     "XLA_FLAGS",
 )
+
+
+# Where the sanitizers of a build look for their settings.
+SANITIZER_VARIABLES = ("ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS")
+
+
+def seconds(timeout_s):
+    """A time-out as it is to be used."""
+    return timeout_s * float(os.environ.get("HELMWAY_TEST_PATIENCE", "1"))
 
 
 def clean_environment(**extra):
@@ -61,7 +73,7 @@ class Server:
         )
         self.variables = {}
         try:
-            self._read_exports(time.monotonic() + start_timeout_s)
+            self._read_exports(time.monotonic() + seconds(start_timeout_s))
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -100,11 +112,11 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
         try:
-            code = self.process.wait(timeout_s)
+            code = self.process.wait(seconds(timeout_s))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            pytest.fail(f"the server did not end within {timeout_s} s\n{self.log()}")
+            pytest.fail(f"the server did not end within {seconds(timeout_s)} s\n{self.log()}")
         self.process.stdout.close()
         return code
 
@@ -114,15 +126,54 @@ def run_python(script, *arguments, env, timeout_s=300, check=True):
     command = [sys.executable]
     command += [str(script)] if isinstance(script, pathlib.Path) else ["-c", script]
     done = subprocess.run(
-        command + list(arguments), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+        command + list(arguments),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=seconds(timeout_s),
+        check=False,
     )
     if check and done.returncode != 0:
         pytest.fail(f"exit code {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}")
     return done
 
 
+class SanitizerReports:
+    """What the sanitizers of all helmway processes write from here on."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._seen = {}  # file -> its bytes that were taken
+        for name in SANITIZER_VARIABLES:
+            options = [os.environ[name]] if name in os.environ else []
+            os.environ[name] = ":".join([*options, f"log_path={folder / 'report'}"])
+
+    def take(self):
+        """What was reported since the last call."""
+        new = b""
+        for path in sorted(self._folder.iterdir()):
+            text = path.read_bytes()
+            new += text[self._seen.get(path, 0) :]
+            self._seen[path] = len(text)
+        return new.decode(errors="replace")
+
+
 @pytest.fixture(scope="session")
-def helmway_binary():
+def sanitizer_reports(tmp_path_factory):
+    reports = SanitizerReports(tmp_path_factory.mktemp("sanitizers"))
+    yield reports
+    # Servers that served several tests have ended now.
+    assert not (text := reports.take()), text
+
+
+@pytest.fixture(autouse=True)
+def no_sanitizer_reports(sanitizer_reports):
+    yield
+    assert not (text := sanitizer_reports.take()), text
+
+
+@pytest.fixture(scope="session")
+def helmway_binary(sanitizer_reports):
     binary = os.environ.get("HELMWAY_BINARY") or shutil.which("helmway")
     assert binary, "set HELMWAY_BINARY to the helmway program, or put it on PATH"
     assert os.access(binary, os.X_OK), f"HELMWAY_BINARY={binary} is not a program"

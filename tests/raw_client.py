@@ -12,13 +12,14 @@ import tempfile
 import threading
 
 import grpc
+from conftest import seconds
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
-TIMEOUT_S = 60
+TIMEOUT_S = seconds(60)
 
 # tensorflow.error.Code, the same numbers as gRPC's.
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, DATA_LOSS = 0, 3, 5, 12, 15

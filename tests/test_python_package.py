@@ -8,7 +8,7 @@ import sys
 import sysconfig
 
 import pytest
-from conftest import clean_environment, run_python
+from conftest import clean_environment, run_python, seconds
 from helmway import _launcher, _versions
 
 # An address at which nothing listens.
@@ -223,7 +223,7 @@ def test_console_command_becomes_the_packaged_program():
     environment.pop("HELMWAY_BINARY", None)
     done = subprocess.run(
         [console_command(), "up", "--", sys.executable, "-c", "raise SystemExit(5)"],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        env=environment, capture_output=True, text=True, timeout=seconds(120), check=False,
     )
     assert done.returncode == 5, done.stderr
     assert _launcher.PACKAGED_BINARY.stat().st_mode & 0o111
@@ -233,7 +233,7 @@ def test_console_command_without_a_program(tmp_path):
     done = subprocess.run(
         [console_command(), "up"],
         env=clean_environment(HELMWAY_BINARY=str(tmp_path / "gone")),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=seconds(120), check=False,
     )
     assert done.returncode == 1
     assert "HELMWAY_BINARY" in done.stderr and "gone" in done.stderr

@@ -1,7 +1,7 @@
 #ifndef HELMWAY_BASE_HAPPENS_BEFORE_H_
 #define HELMWAY_BASE_HAPPENS_BEFORE_H_
 
-#ifdef __SANITIZE_THREAD__
+#ifdef HELMWAY_THREAD_SANITIZER
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -11,13 +11,13 @@ namespace helmway::base {
 // thing that really orders them is in a library that ThreadSanitizer does not see into (gRPC, a PJRT plugin).
 // These calls order nothing themselves and cost nothing in products. `token` is any address that both know.
 inline void HappensBefore([[maybe_unused]] const void* token) {
-#ifdef __SANITIZE_THREAD__
+#ifdef HELMWAY_THREAD_SANITIZER
   __tsan_release(const_cast<void*>(token));
 #endif
 }
 
 inline void HappensAfter([[maybe_unused]] const void* token) {
-#ifdef __SANITIZE_THREAD__
+#ifdef HELMWAY_THREAD_SANITIZER
   __tsan_acquire(const_cast<void*>(token));
 #endif
 }

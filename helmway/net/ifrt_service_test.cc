@@ -53,7 +53,7 @@ IfrtResponse Response(uint64_t op_id) {
   return response;
 }
 
-// What came of an upload.
+// What came of an upload. To be looked at when it is dropped.
 struct Upload {
   int64_t announced = 0;
   std::string bytes;
@@ -139,6 +139,10 @@ class FakeSession final : public SessionHandler {
     auto here = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return requests.size() >= count; };
     mu.Await(absl::Condition(&here));
   }
+  void SetOnRequest(std::function<void(uint64_t)> handle) {
+    base::MutexLock lock(&mu);
+    on_request = std::move(handle);
+  }
   void AwaitClosed() {
     base::MutexLock lock(&mu);
     mu.Await(absl::Condition(&closed));
@@ -169,7 +173,7 @@ class FakeManager final : public SessionManager {
     base::MutexLock lock(&mu);
     EXPECT_EQ(session, nullptr);
     session = std::make_shared<FakeSession>(std::move(stream));
-    session->on_request = on_request;
+    session->SetOnRequest(on_request);
     return std::shared_ptr<SessionHandler>(session);
   }
   std::shared_ptr<SessionHandler> FindSession(uint64_t session_id, const std::string&) override {
@@ -177,7 +181,10 @@ class FakeManager final : public SessionManager {
     return session_id == kSession ? session : nullptr;
   }
   bool RunBlocking(absl::AnyInvocable<void()> task) override {
-    if (refuse_blocking) return false;
+    {
+      base::MutexLock lock(&mu);
+      if (refuse_blocking) return false;
+    }
     task();
     return true;
   }
@@ -189,10 +196,15 @@ class FakeManager final : public SessionManager {
     return session;
   }
 
-  bool refuse_blocking = false;
-  // For the session that is opened next.
-  std::function<void(uint64_t)> on_request;
+  void SetOnRequest(std::function<void(uint64_t)> handle) {
+    base::MutexLock lock(&mu);
+    on_request = std::move(handle);
+  }
+
   base::Mutex mu;
+  bool refuse_blocking ABSL_GUARDED_BY(mu) = false;
+  // For the session that is opened next.
+  std::function<void(uint64_t)> on_request ABSL_GUARDED_BY(mu);
   std::shared_ptr<FakeSession> session ABSL_GUARDED_BY(mu);
 };
 
@@ -385,13 +397,9 @@ TEST_F(IfrtServiceTest, ARefusedSessionEndsWithTheReason) {
 TEST_F(IfrtServiceTest, RequestsAndResponsesKeepTheirOrder) {
   auto client = Open();
   auto session = manager_.AwaitSession();
-  {
-    base::MutexLock lock(&session->mu);
-    // Some wait for their answer, some do not.
-    session->on_request = [stream = session->stream](uint64_t op_id) {
-      stream->Send(Response(op_id), op_id % 3 != 0);
-    };
-  }
+  // Some wait for their answer, some do not.
+  session->SetOnRequest(
+      [stream = session->stream](uint64_t op_id) { stream->Send(Response(op_id), op_id % 3 != 0); });
   std::vector<uint64_t> expected;
   for (uint64_t i = 1; i <= 1000; ++i) {
     ASSERT_TRUE(client->Write(i));
@@ -427,10 +435,10 @@ TEST_F(IfrtServiceTest, ResponsesBeforeTheEndAreNotLost) {
 }
 
 TEST_F(IfrtServiceTest, ResponsesAfterTheLastRequestAreNotLost) {
-  manager_.on_request = [this](uint64_t op_id) {
+  manager_.SetOnRequest([this](uint64_t op_id) {
     std::shared_ptr<FakeSession> session = manager_.AwaitSession();
     session->stream->Send(Response(op_id), /*patient=*/true);
-  };
+  });
   auto client = Open();
   for (uint64_t i = 1; i <= 3; ++i) ASSERT_TRUE(client->Write(i));
   client->stream->WritesDone();
@@ -463,11 +471,11 @@ TEST_F(IfrtServiceTest, AnEmptyRequestIsTheHandlersMatter) {
 }
 
 TEST_F(IfrtServiceTest, PausedStreamsAreNotRead) {
-  manager_.on_request = [this](uint64_t op_id) {
+  manager_.SetOnRequest([this](uint64_t op_id) {
     std::shared_ptr<FakeSession> session = manager_.AwaitSession();
     if (op_id == 3) session->stream->SetPaused(true);
     session->stream->Send(Response(op_id), /*patient=*/false);
-  };
+  });
   auto client = Open();
   for (uint64_t i = 1; i <= 10; ++i) ASSERT_TRUE(client->Write(i));
   for (uint64_t i = 1; i <= 3; ++i) EXPECT_EQ(client->Read(), i);
@@ -504,9 +512,9 @@ TEST_F(IfrtServiceTest, CloseEndsTheStreamWithItsStatus) {
 }
 
 TEST_F(IfrtServiceTest, CloseFromInsideARequest) {
-  manager_.on_request = [this](uint64_t op_id) {
+  manager_.SetOnRequest([this](uint64_t op_id) {
     if (op_id == 2) manager_.AwaitSession()->stream->Close(absl::AbortedError("two"));
-  };
+  });
   auto client = Open();
   for (uint64_t i = 1; i <= 2; ++i) ASSERT_TRUE(client->Write(i));
   EXPECT_EQ(client->Read(), 0u);
@@ -593,10 +601,13 @@ TEST_F(UploadTest, InPieces) {
 }
 
 TEST_F(UploadTest, Empty) {
-  EXPECT_TRUE(Store(1, 0, {}).ok());
-  EXPECT_TRUE(UploadOf(1)->finished);
-  EXPECT_TRUE(Store(2, 0, {""}).ok());
-  EXPECT_TRUE(UploadOf(2)->finished);
+  for (const std::vector<std::string>& pieces : {std::vector<std::string>{}, std::vector<std::string>{""}}) {
+    const uint64_t handle = 1 + pieces.size();
+    EXPECT_TRUE(Store(handle, 0, pieces).ok());
+    auto upload = UploadOf(handle);
+    upload->dropped.WaitForNotification();
+    EXPECT_TRUE(upload->finished);
+  }
 }
 
 TEST_F(UploadTest, TooShort) {
@@ -813,7 +824,10 @@ TEST_F(UploadTest, ReadsFromDisk) {
   EXPECT_EQ(read(7).error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(read(kSession).error_message(), "disk 5 6");
   EXPECT_EQ(read(kSession).error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  manager_.refuse_blocking = true;
+  {
+    base::MutexLock lock(&manager_.mu);
+    manager_.refuse_blocking = true;
+  }
   EXPECT_EQ(read(kSession).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 

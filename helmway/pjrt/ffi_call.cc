@@ -5,11 +5,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/happens_before.h"
+#include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/ffi_api.h"
 #include "xla_ffi_c_api.h"
 
 namespace helmway::pjrt {
 namespace {
+
+// Stands for the plugin, which lets nothing see the results of a custom call before that has ended: what
+// reads them comes after. Which call it was is not known there, so this orders more than the plugin does.
+char results_are_there;
 
 absl::StatusOr<ElementType> FromFfiType(XLA_FFI_DataType type) {
   // The numbers agree with ours up to 29. Read as a number: a younger plugin may send one that the enum
@@ -66,6 +72,8 @@ FfiPromise::~FfiPromise() {
 
 void FfiPromise::Finish(const absl::Status& status) {
   XLA_FFI_Future* future = std::exchange(future_, nullptr);
+  base::HappensBefore(&results_are_there);
+  base::ForeignCode foreign;  // What waits may go on in here.
   XLA_FFI_Error* failed;
   if (status.ok()) {
     XLA_FFI_Future_SetAvailable_Args args = {XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, nullptr, future};
@@ -131,6 +139,7 @@ void* FfiCall::run_data() const {
   XLA_FFI_InvokeContext_Get_Args args = {XLA_FFI_InvokeContext_Get_Args_STRUCT_SIZE, nullptr, frame_->ctx,
                                          &type, nullptr};
   if (!TakeFfiError(api, api->XLA_FFI_InvokeContext_Get(&args)).ok()) return nullptr;
+  base::HappensAfter(args.data);
   return args.data;
 }
 
@@ -153,8 +162,11 @@ XLA_FFI_Error* RunFfiFunction(XLA_FFI_CallFrame* frame, FfiFunction* function) {
     return nullptr;
   }
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
+  base::OwnCode own;
+  base::HappensAfter(&results_are_there);
   FfiCall call(frame);
   const absl::Status status = function(call);
+  base::HappensBefore(&results_are_there);
   return status.ok() ? nullptr : MakeFfiError(frame->api, status);
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
 #include "pjrt_c_api.h"
@@ -19,6 +20,7 @@ struct Registered {
 };
 
 void Call(TransformCallbacks* callbacks, TransformArgs* args) {
+  base::OwnCode own;
   HloTransform* const transform = reinterpret_cast<Registered*>(callbacks)->transform;
   absl::StatusOr<std::optional<std::string>> result =
       transform(absl::string_view(args->module.data, args->module.size));

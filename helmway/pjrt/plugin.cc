@@ -14,6 +14,7 @@
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
 #include "helmway/pjrt/named_value.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -100,7 +101,7 @@ absl::StatusOr<std::shared_ptr<Plugin>> Plugin::Load(const std::string& path) {
         " but its table has ", api->struct_size, " bytes instead of at least ",
         static_cast<size_t>(PJRT_Api_STRUCT_SIZE), ". ", kInstall));
   }
-  std::shared_ptr<Plugin> plugin(new Plugin(path, api));
+  std::shared_ptr<Plugin> plugin(new Plugin(path, InterfaceOf(api)));
   if (absl::Status status = plugin->Initialize(); !status.ok()) {
     return absl::Status(status.code(),
                         absl::StrCat("initializing the PJRT plugin '", path, "': ", status.message()));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/happens_before.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
@@ -27,6 +28,7 @@ absl::StatusOr<RunContext> RunContext::Create(const Plugin& plugin, void* data) 
                          .context = create.context,
                          .type_id = type_id,
                          .data = data};
+  base::HappensBefore(data);
   HELMWAY_RETURN_IF_ERROR(ToStatus(api, plugin.ffi()->user_data_add(&add)));
   return context;
 }
