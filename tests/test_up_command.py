@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Server, clean_environment, run_python
+from conftest import Server, clean_environment, run_python, seconds
 
 
 def up(binary, *arguments, env=None, timeout_s=120):
@@ -18,7 +18,7 @@ def up(binary, *arguments, env=None, timeout_s=120):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=seconds(timeout_s),
         check=False,
     )
 
@@ -87,6 +87,36 @@ def test_ends_while_a_program_is_connected(helmway_binary):
     try:
         assert client.stdout.readline() == b"ready\n", client.stderr.read()
         assert server.close() == 0, server.log()
+    finally:
+        client.kill()
+        client.communicate()
+
+
+def test_ends_while_thousands_of_launches_wait(helmway_binary):
+    server = Server(helmway_binary, "--devices", "2")
+    # More than the server takes from one client at a time, each too slow to be over soon.
+    script = """if True:
+        import jax
+        @jax.jit
+        def slow(x):
+            return jax.lax.fori_loop(0, 20, lambda _, y: y @ x, x)
+        x = slow(jax.numpy.eye(400))
+        x.block_until_ready()
+        results = [slow(x) for _ in range(3000)]
+        print("sent", flush=True)
+        results[-1].block_until_ready()
+    """
+    client = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=server.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert client.stdout.readline() == b"sent\n", client.stderr.read()
+        assert server.close() == 0, server.log()
+        _, errors = client.communicate(timeout=seconds(60))
+        assert client.returncode != 0 and b"UNAVAILABLE" in errors
     finally:
         client.kill()
         client.communicate()

@@ -22,12 +22,13 @@ ThreadPool::ThreadPool(Options options) : options_(std::move(options)) {
   pthread_attr_destroy(&attributes);
 }
 
-ThreadPool::~ThreadPool() {
+void ThreadPool::Stop() {
   {
     base::MutexLock lock(&mu_);
     stopping_ = true;
   }
   for (pthread_t thread : threads_) pthread_join(thread, nullptr);
+  threads_.clear();
 }
 
 bool ThreadPool::Post(absl::AnyInvocable<void()> task) {

@@ -25,11 +25,12 @@ class ThreadPool {
     size_t stack_bytes = 0;    // 0 = the system's default
   };
   explicit ThreadPool(Options options);
-  // Runs what is queued, then joins. Must not be called from one of its own threads.
-  ~ThreadPool();
+  ~ThreadPool() { Stop(); }
 
-  // False, and the task is dropped, if the queue is full or the pool is being destroyed.
+  // False, and the task is dropped, if the queue is full or the pool was stopped.
   [[nodiscard]] bool Post(absl::AnyInvocable<void()> task);
+  // Runs what is queued, then joins. Not from one of its own threads, nor from two at once.
+  void Stop();
 
  private:
   static void* Main(void* self);

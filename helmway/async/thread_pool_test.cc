@@ -17,6 +17,17 @@ TEST(ThreadPool, OneThreadKeepsTheOrderAndDrainsAtTheEnd) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(seen[static_cast<size_t>(i)], i);
 }
 
+TEST(ThreadPool, RefusesOnceStopped) {
+  int runs = 0;
+  ThreadPool pool({.name = "stopped", .threads = 1});
+  ASSERT_TRUE(pool.Post([&] { ++runs; }));
+  pool.Stop();
+  EXPECT_EQ(runs, 1);
+  EXPECT_FALSE(pool.Post([&] { ++runs; }));
+  pool.Stop();
+  EXPECT_EQ(runs, 1);
+}
+
 TEST(ThreadPool, RefusesBeyondItsBound) {
   base::Notification started, go;
   ThreadPool pool({.name = "bound", .threads = 1, .max_queued = 2});

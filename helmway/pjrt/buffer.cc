@@ -110,7 +110,7 @@ absl::StatusOr<Event> Buffer::ReadyEvent() const {
   const PJRT_Api* api = client_->api();
   PJRT_Buffer_ReadyEvent_Args args{.struct_size = PJRT_Buffer_ReadyEvent_Args_STRUCT_SIZE, .buffer = buffer_};
   if (absl::Status s = ToStatus(api, api->PJRT_Buffer_ReadyEvent(&args)); !s.ok()) return s;
-  return Event(api, args.event);
+  return Event(api, args.event, client_->callbacks());
 }
 
 absl::StatusOr<Buffer> Buffer::CopyToDevice(const Device* device) const {
@@ -146,7 +146,7 @@ absl::StatusOr<Event> Buffer::CopyRawToHost(void* dst, int64_t offset, int64_t s
                                       .offset = offset,
                                       .transfer_size = size};
   if (absl::Status s = ToStatus(api, api->PJRT_Buffer_CopyRawToHost(&args)); !s.ok()) return s;
-  return Event(api, args.event);
+  return Event(api, args.event, client_->callbacks());
 }
 
 absl::StatusOr<size_t> Buffer::HostSizeBytes() const { return DenseHostBytes(element_type(), dimensions()); }
@@ -196,7 +196,7 @@ absl::StatusOr<Event> Buffer::ToHost(void* dst, size_t dst_size, const HostLayou
                                      .dst_size = dst_size};
   if (*needed != 0 && dst == nullptr) return absl::InvalidArgumentError("ToHost: the destination is null");
   if (absl::Status s = ToStatus(api, api->PJRT_Buffer_ToHostBuffer(&args)); !s.ok()) return s;
-  return Event(api, args.event);
+  return Event(api, args.event, client_->callbacks());
 }
 
 absl::StatusOr<MemoryLayout> Buffer::GetMemoryLayout() const {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/happens_before.h"
+#include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/compile_options.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
@@ -345,7 +347,8 @@ absl::StatusOr<HostBufferResult> Client::BufferFromHost(const HostBufferArgs& re
     args.device_layout = &layout;
   }
   if (absl::Status s = ToStatus(api, api->PJRT_Client_BufferFromHostBuffer(&args)); !s.ok()) return s;
-  return HostBufferResult{Buffer(shared_from_this(), args.buffer), Event(api, args.done_with_host_buffer)};
+  return HostBufferResult{Buffer(shared_from_this(), args.buffer),
+                          Event(api, args.done_with_host_buffer, /*callbacks=*/nullptr)};
 }
 
 absl::StatusOr<Buffer> Client::ViewOfDeviceMemory(const DeviceViewArgs& view,
@@ -376,6 +379,8 @@ absl::StatusOr<Buffer> Client::ViewOfDeviceMemory(const DeviceViewArgs& view,
         .element_type = static_cast<PJRT_Buffer_Type>(*type),
         .on_delete_callback =
             [](void*, void* user_arg) {
+              base::OwnCode own;
+              base::HappensAfter(user_arg);
               std::unique_ptr<std::function<void()>> callback(static_cast<std::function<void()>*>(user_arg));
               (*callback)();
             },
@@ -388,6 +393,7 @@ absl::StatusOr<Buffer> Client::ViewOfDeviceMemory(const DeviceViewArgs& view,
                                                     .minor_to_major_size = view.minor_to_major->size()};
       args.layout = &layout;
     }
+    base::HappensBefore(release.get());
     if (absl::Status s = ToStatus(api, api->PJRT_Client_CreateViewOfDeviceBuffer(&args)); !s.ok()) return s;
     return args.buffer;
   };

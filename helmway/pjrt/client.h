@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "helmway/async/outstanding.h"
 #include "helmway/pjrt/attribute.h"
 #include "helmway/pjrt/buffer.h"
 #include "helmway/pjrt/element_type.h"
@@ -205,6 +206,13 @@ class Client : public std::enable_shared_from_this<Client> {
   absl::StatusOr<Buffer> ViewOfDeviceMemory(const DeviceViewArgs& args,
                                             std::function<void()> on_release) const;
 
+  // Blocks until no callback of an event of this client is registered or running, and what they held is
+  // dropped. Then, if no more are registered, this reference may be the last one. Not inside a callback.
+  // Callbacks of done_with_host_buffer are not waited for: they come when their buffer dies.
+  void WaitForCallbacks() const { callbacks_.WaitForNone(); }
+  // Where events of this client count their callbacks.
+  async::Outstanding* callbacks() const { return &callbacks_; }
+
   // A buffer whose contents are the error `error` (not OK): its ready event, copies and every execution that
   // uses it fail with it. UNIMPLEMENTED if the plugin lacks it.
   absl::StatusOr<Buffer> ErrorBuffer(const absl::Status& error, ElementType type,
@@ -218,6 +226,7 @@ class Client : public std::enable_shared_from_this<Client> {
 
   std::shared_ptr<Plugin> plugin_;
   PJRT_Client* client_;
+  mutable async::Outstanding callbacks_;
   std::string platform_name_;
   std::string platform_version_;
   int process_index_ = 0;

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "helmway/base/happens_before.h"
+#include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/error.h"
 #include "pjrt_c_api.h"
 
@@ -10,11 +11,13 @@ namespace helmway::pjrt {
 namespace {
 
 struct Waiter {
+  async::Outstanding::Token token;  // dropped last
   const PJRT_Api* api;
   std::function<void(absl::Status)> callback;
 };
 
 void RunWaiter(PJRT_Error* error, void* user_arg) {
+  base::OwnCode own;
   base::HappensAfter(user_arg);
   std::unique_ptr<Waiter> waiter(static_cast<Waiter*>(user_arg));
   waiter->callback(ToStatus(waiter->api, error));
@@ -27,6 +30,7 @@ Event& Event::operator=(Event&& other) noexcept {
     Reset();
     api_ = std::exchange(other.api_, nullptr);
     event_ = std::exchange(other.event_, nullptr);
+    callbacks_ = std::exchange(other.callbacks_, nullptr);
   }
   return *this;
 }
@@ -38,6 +42,7 @@ void Event::Reset() {
   ToStatus(api_, api_->PJRT_Event_Destroy(&args)).IgnoreError();
   event_ = nullptr;
   api_ = nullptr;
+  callbacks_ = nullptr;
 }
 
 bool Event::IsReady() const {
@@ -66,18 +71,18 @@ void Event::OnReady(std::function<void(absl::Status)> callback) const {
     callback(absl::OkStatus());
     return;
   }
-  auto waiter = std::make_unique<Waiter>(Waiter{api_, std::move(callback)});
+  // RunWaiter owns it, and may have freed it before the plugin's call returns.
+  auto* const waiter = new Waiter{callbacks_ == nullptr ? async::Outstanding::Token() : callbacks_->Begin(),
+                                  api_, std::move(callback)};
   PJRT_Event_OnReady_Args args{.struct_size = PJRT_Event_OnReady_Args_STRUCT_SIZE,
                                .event = event_,
                                .callback = &RunWaiter,
-                               .user_arg = waiter.get()};
-  base::HappensBefore(waiter.get());
+                               .user_arg = waiter};
+  base::HappensBefore(waiter);
   PJRT_Error* error = api_->PJRT_Event_OnReady(&args);
-  if (error == nullptr) {
-    waiter.release();  // RunWaiter owns it, and may have freed it already.
-    return;
-  }
-  waiter->callback(ToStatus(api_, error));
+  if (error == nullptr) return;
+  const std::unique_ptr<Waiter> refused(waiter);
+  refused->callback(ToStatus(api_, error));
 }
 
 }  // namespace helmway::pjrt

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "helmway/async/outstanding.h"
 
 struct PJRT_Api;
 struct PJRT_Event;
@@ -19,10 +20,14 @@ namespace helmway::pjrt {
 class Event {
  public:
   Event() = default;
-  // Takes ownership of `event`.
-  Event(const PJRT_Api* api, PJRT_Event* event) : api_(api), event_(event) {}
+  // Takes ownership of `event`. Callbacks count in `callbacks`, if it is not null, until they and their state
+  // are gone.
+  Event(const PJRT_Api* api, PJRT_Event* event, async::Outstanding* callbacks)
+      : api_(api), event_(event), callbacks_(callbacks) {}
   Event(Event&& other) noexcept
-      : api_(std::exchange(other.api_, nullptr)), event_(std::exchange(other.event_, nullptr)) {}
+      : api_(std::exchange(other.api_, nullptr)),
+        event_(std::exchange(other.event_, nullptr)),
+        callbacks_(std::exchange(other.callbacks_, nullptr)) {}
   Event& operator=(Event&& other) noexcept;
   ~Event() { Reset(); }
 
@@ -37,9 +42,9 @@ class Event {
 
   // Calls `callback` exactly once with the outcome: on a plugin thread, or on this one before OnReady returns
   // if the event is ready (or empty) already. The callback owns its state; the Event may be destroyed before
-  // it runs. It must be quick, must not block, and must not drop the last reference to a Client. May be
-  // called several times; every callback runs. If the plugin refuses the registration, the callback gets that
-  // error.
+  // it runs. It must be quick, must not block, and must not drop the last reference to a Client
+  // (Client::WaitForCallbacks tells when none can any more). May be called several times; every callback
+  // runs. If the plugin refuses the registration, the callback gets that error.
   void OnReady(std::function<void(absl::Status)> callback) const;
 
   // Drops the event; this Event is empty afterwards.
@@ -50,6 +55,7 @@ class Event {
  private:
   const PJRT_Api* api_ = nullptr;
   PJRT_Event* event_ = nullptr;
+  async::Outstanding* callbacks_ = nullptr;
 };
 
 }  // namespace helmway::pjrt

@@ -319,7 +319,7 @@ absl::Status LoadedExecutable::ExecuteOn(const Device* device, absl::Span<Buffer
       .execute_device = device->get()};
   if (absl::Status s = ToStatus(api, api->PJRT_LoadedExecutable_Execute(&execute)); !s.ok()) return s;
   for (size_t i = 0; i < num_outputs_; ++i) outputs[i] = Buffer(client_, output_handles[i]);
-  if (complete != nullptr) *complete = Event(api, complete_handle);
+  if (complete != nullptr) *complete = Event(api, complete_handle, client_->callbacks());
   return absl::OkStatus();
 }
 
@@ -371,7 +371,7 @@ absl::Status LoadedExecutable::ExecuteAll(absl::Span<const absl::Span<Buffer* co
   if (absl::Status s = ToStatus(api, api->PJRT_LoadedExecutable_Execute(&execute)); !s.ok()) return s;
   for (size_t d = 0; d < devices; ++d) {
     for (size_t i = 0; i < num_outputs_; ++i) outputs[d][i] = Buffer(client_, output_lists[d][i]);
-    if (!complete.empty()) complete[d] = Event(api, events[d]);
+    if (!complete.empty()) complete[d] = Event(api, events[d], client_->callbacks());
   }
   return absl::OkStatus();
 }

@@ -44,6 +44,7 @@ Proxy::~Proxy() {
     stopping_ = true;
   }
   watcher_.join();
+  live_sessions_.WaitForNone();
 }
 
 absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> Proxy::NegotiateVersion(

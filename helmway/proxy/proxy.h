@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/time/time.h"
+#include "helmway/async/outstanding.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
@@ -40,7 +41,7 @@ class Proxy final : public net::SessionManager, public net::CallbackStreamManage
  public:
   // `worker` must outlive the proxy.
   Proxy(cluster::WorkerLink* worker, ProxyOptions options);
-  // All streams must have ended.
+  // All streams must have ended. Waits for what their sessions have commanded, since it calls them back.
   ~Proxy() override;
 
   absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> NegotiateVersion(
@@ -55,6 +56,7 @@ class Proxy final : public net::SessionManager, public net::CallbackStreamManage
   bool RunBlocking(absl::AnyInvocable<void()> task) override { return blocking_.Post(std::move(task)); }
 
   // ---- For its sessions ----
+  async::Outstanding& live_sessions() { return live_sessions_; }
   cluster::WorkerLink& worker() { return *worker_; }
   const ProxyOptions& options() const { return options_; }
   // `count` buffer names that nobody has had.
@@ -74,6 +76,7 @@ class Proxy final : public net::SessionManager, public net::CallbackStreamManage
   std::atomic<cluster::BufferId> next_buffer_{1};
   std::atomic<cluster::ExecutableId> next_executable_{1};
   std::atomic<uint32_t> next_launch_{1};
+  async::Outstanding live_sessions_;
   base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
   bool watching_ ABSL_GUARDED_BY(mu_) = false;

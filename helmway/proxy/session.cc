@@ -21,7 +21,8 @@ using ::xla::ifrt::proxy::IfrtResponse;
 
 Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_ptr<net::SessionStream> stream,
                  std::shared_ptr<HostBuffers> host_buffers)
-    : proxy_(proxy),
+    : live_(proxy->live_sessions().Begin()),
+      proxy_(proxy),
       id_(id),
       peer_host_(std::move(peer_host)),
       stream_(std::move(stream)),

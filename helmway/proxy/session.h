@@ -19,6 +19,7 @@
 #include "helmway/array/reshard_plan.h"
 #include "helmway/array/shards.h"
 #include "helmway/async/completion.h"
+#include "helmway/async/outstanding.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/ifrt_service.h"
@@ -224,6 +225,7 @@ class Session final : public net::SessionHandler,
   // Lets launches go whose host bytes are all here, in order.
   void ReleaseHeldLaunches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const async::Outstanding::Token live_;  // dropped last: the proxy may go then
   Proxy* const proxy_;
   const uint64_t id_;
   const std::string peer_host_;

@@ -1,9 +1,13 @@
 // What holds for a session as a whole: who gets one, how it is kept apart from others, and how it ends.
+#include <atomic>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "helmway/base/mutex.h"
 #include "helmway/proxy/session_testing.h"
 
 namespace helmway::proxy {
@@ -273,6 +277,31 @@ TEST_F(EndOfSessionTest, UploadUnderWay) {
 TEST_F(EndOfSessionTest, EndRightAfterTheBeginning) {
   client().Close();
   EXPECT_THAT(client().Commands(), ElementsAre("close"));
+}
+
+// What the worker calls back late still holds the session, and the session its proxy.
+TEST(EndOfProxyTest, WaitsForWhateverStillHoldsASession) {
+  FakeWorker worker;
+  auto proxy = std::make_unique<Proxy>(
+      &worker, ProxyOptions{.host_memory = std::make_shared<base::HostMemoryPool>(0)});
+  xla::ifrt::proxy::GrpcIfrtSessionMetadata metadata;
+  metadata.mutable_version()->set_protocol_version(wire::kMaxProtocolVersion);
+  metadata.mutable_version()->set_ifrt_serdes_version_number(wire::kMaxSerdesVersion);
+  auto session =
+      proxy->OpenSession(metadata, TestClient::kPeer, std::make_shared<FakeStream>(worker.broken_promises()));
+  ASSERT_THAT(session.status(), IsOk());
+  (*session)->OnClosed();
+  base::Notification going;
+  std::atomic<bool> called_back = false;
+  std::thread late([&, held = *std::move(session)]() mutable {
+    going.WaitForNotification();
+    called_back = true;
+    held.reset();
+  });
+  going.Notify();
+  proxy.reset();
+  EXPECT_TRUE(called_back);
+  late.join();
 }
 
 // ---- Several threads -------------------------------------------------------------------------------------

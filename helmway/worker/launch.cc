@@ -19,11 +19,13 @@ absl::StatusOr<pjrt::Buffer> MakeToken(const pjrt::Client& client, const pjrt::D
   return std::move(made.buffer);
 }
 
-LaunchRecord::LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id,
-                           uint64_t user_context, std::shared_ptr<const std::atomic<bool>> cancelled,
+LaunchRecord::LaunchRecord(async::Outstanding::Token under_way, std::shared_ptr<const LoadedProgram> program,
+                           int32_t launch_id, uint64_t user_context,
+                           std::shared_ptr<const std::atomic<bool>> cancelled,
                            absl::AnyInvocable<void(const absl::Status&)> on_done,
                            std::unique_ptr<LaunchShare> share)
-    : program_(std::move(program)),
+    : under_way_(std::move(under_way)),
+      program_(std::move(program)),
       launch_id_(launch_id),
       user_context_(user_context),
       cancelled_(std::move(cancelled)),

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "helmway/async/completion.h"
 #include "helmway/async/growing_pool.h"
+#include "helmway/async/outstanding.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
 #include "helmway/cluster/python_callback.h"
@@ -67,8 +68,9 @@ struct LaunchPart {
 // One run of one program. The parts are run by the queues of their devices, each part once.
 class LaunchRecord final : public base::RefCounted<LaunchRecord> {
  public:
-  LaunchRecord(std::shared_ptr<const LoadedProgram> program, int32_t launch_id, uint64_t user_context,
-               std::shared_ptr<const std::atomic<bool>> cancelled,
+  // `under_way` counts it for as long as it exists.
+  LaunchRecord(async::Outstanding::Token under_way, std::shared_ptr<const LoadedProgram> program,
+               int32_t launch_id, uint64_t user_context, std::shared_ptr<const std::atomic<bool>> cancelled,
                absl::AnyInvocable<void(const absl::Status&)> on_done,
                std::unique_ptr<LaunchShare> share = nullptr);
 
@@ -101,6 +103,7 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   void FinishPart(size_t index, const absl::Status& error);
   void FinishTokens(size_t index);
 
+  const async::Outstanding::Token under_way_;  // dropped last: the worker may go then
   const std::shared_ptr<const LoadedProgram> program_;
   const int32_t launch_id_;
   const uint64_t user_context_;

@@ -262,9 +262,9 @@ void Session::Execute(cluster::Launch launch) {
   if (program->collectives != nullptr) {
     share = worker_->collectives().Begin(id_, launch.id, program->collectives, program->queues.size());
   }
-  LaunchRef record =
-      base::MakeRef<LaunchRecord>(program, static_cast<int32_t>(launch.id), launch.user_context, cancelled_,
-                                  std::move(launch.on_done), std::move(share));
+  LaunchRef record = base::MakeRef<LaunchRecord>(worker_->launches().Begin(), program,
+                                                 static_cast<int32_t>(launch.id), launch.user_context,
+                                                 cancelled_, std::move(launch.on_done), std::move(share));
   const size_t devices = program->queues.size();
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);

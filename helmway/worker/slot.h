@@ -45,7 +45,6 @@ class Slot final : public base::RefCounted<Slot> {
   // Of the command that makes the contents. Set before that can fail.
   uint64_t user_context = 0;
 
-  // Ends the making.
   // OK if a ready slot without error holds elements in a plugin's memory. Strings and tokens have none there.
   absl::Status CheckElements() const {
     if (strings) return absl::UnimplementedError("resharding and bitcasts of strings by their bytes");
@@ -54,6 +53,7 @@ class Slot final : public base::RefCounted<Slot> {
     }
     return absl::OkStatus();
   }
+  // Ends the making.
   void Finish(absl::Status status) { ready->Finish(wire::WithUserContext(std::move(status), user_context)); }
 
   // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded

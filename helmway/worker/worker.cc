@@ -80,11 +80,17 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
 }
 
 Worker::~Worker() {
-  compilers_.reset();
-  transfers_.reset();
-  // Their last launches may still be in collectives, and these end on threads of their own.
+  // In this order nothing that goes is still in use. Launches may be in collectives that end on threads of
+  // their own; when they end they may begin others and offer tasks to the pools. Tasks command the plugin,
+  // and its callbacks offer tasks too, which pools that are stopped refuse.
+  launches_.WaitForNone();
+  callback_threads_.reset();
+  for (const auto* pool : {&compilers_, &transfers_, &assemblers_}) {
+    if (*pool != nullptr) (*pool)->Stop();
+  }
   queues_.clear();
   if (collectives_ != nullptr) collectives_->Stop();
+  if (client_ != nullptr) client_->WaitForCallbacks();
 }
 
 void Worker::Describe(const WorkerOptions& options) {

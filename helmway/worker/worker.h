@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "helmway/async/growing_pool.h"
+#include "helmway/async/outstanding.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
@@ -40,7 +41,7 @@ class Worker final : public cluster::WorkerLink {
  public:
   // Loads the plugin and makes its client. The errors name the plugin file and what to install.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerOptions& options);
-  // All sessions must be closed. Waits for running work.
+  // All sessions must be closed. Waits for running work and for everything that it calls back.
   ~Worker() override;
 
   const cluster::WorkerInfo& info() const override { return info_; }
@@ -68,6 +69,8 @@ class Worker final : public cluster::WorkerLink {
   const pjrt::Client& client() const { return *client_; }
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
+  // Launches count in here while they exist.
+  async::Outstanding& launches() { return launches_; }
   Sequencer& sequencer() { return sequencer_; }
   CustomCalls& custom_calls() { return *custom_calls_; }
   TokenMaker& tokens() { return *tokens_; }
@@ -85,8 +88,6 @@ class Worker final : public cluster::WorkerLink {
   using EarlyArrivals = std::vector<std::pair<cluster::BufferId, absl::StatusOr<cluster::HostContents>>>;
   void Describe(const WorkerOptions& options);
 
-  // Destroyed from the bottom up: first the pools that start work, then the queues that run it, then the
-  // client.
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
   std::unique_ptr<TokenMaker> tokens_;
@@ -101,6 +102,7 @@ class Worker final : public cluster::WorkerLink {
   absl::flat_hash_map<cluster::SessionId, EarlyArrivals> early_ ABSL_GUARDED_BY(mu_);
   std::deque<cluster::SessionId> ended_ ABSL_GUARDED_BY(mu_);  // the last ones
   absl::flat_hash_map<int, std::shared_ptr<pjrt::Client>> compiler_clients_ ABSL_GUARDED_BY(mu_);
+  async::Outstanding launches_;
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;

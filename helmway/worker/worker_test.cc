@@ -93,6 +93,17 @@ module @apart attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 :
   }
 })";
 
+// Costs enough for the plugin to run it on a thread of its own.
+constexpr int64_t kSlowArgument = 512 * 512;
+constexpr char kSlow[] = R"(
+module @slow {
+  func.func public @main(%a: tensor<262144xf32>) -> tensor<512x512xf32> {
+    %m = stablehlo.reshape %a : (tensor<262144xf32>) -> tensor<512x512xf32>
+    %0 = stablehlo.dot %m, %m : (tensor<512x512xf32>, tensor<512x512xf32>) -> tensor<512x512xf32>
+    return %0 : tensor<512x512xf32>
+  }
+})";
+
 BufferNames One(BufferId id) { return {id, 1, {}}; }
 
 // Whether a test has the worker in its own process or behind the network: nothing may tell them apart.
@@ -334,6 +345,25 @@ TEST(Worker, NamesAPluginThatIsNotThere) {
       {.plugin_path = "/nowhere/plugin.so", .host_memory = std::make_shared<base::HostMemoryPool>(0)});
   ASSERT_FALSE(worker.ok());
   EXPECT_THAT(std::string(worker.status().message()), HasSubstr("/nowhere/plugin.so"));
+}
+
+// The end of a run finishes what was made of its results, on a thread of the plugin.
+TEST_P(WorkerTest, GoesOnlyWhenNothingCallsBack) {
+  CompileOk(*session_, 1, kSlow);
+  Put(*session_, 1, std::vector<float>(kSlowArgument, 1.0f));
+  const StatusAnswer done = Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  base::Notification begun, worker_is_gone;
+  session_->Await({One(2)}, [&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    begun.Notify();
+    // A worker that does not wait for this thread is gone long before the end.
+    EXPECT_FALSE(worker_is_gone.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+  });
+  session_->Copy({.sources = {One(2)}, .results = {One(3)}, .devices = {devices_[1]}});
+  begun.WaitForNotification();
+  TearDown();
+  worker_is_gone.Notify();
+  EXPECT_TRUE(done.done());
 }
 
 // ---- Bytes in and out ----------------------------------------------------------------------------------
@@ -2042,6 +2072,29 @@ TEST_P(CallbackTest, TheEndOfTheSessionLeavesCallsToTheSink) {
   call.done(absl::CancelledError("the session has ended"));
   EXPECT_FALSE(done.Wait().ok());
   ExpectCollectivesRun();
+}
+
+// They enter the queues of their devices when the client has answered.
+TEST_P(CallbackTest, TheWorkerGoesAfterLaunchesThatWaitForTheClient) {
+  CompileOk(*session_, 1, CallsBack());
+  CompileOk(*session_, 2, kAdd);
+  Put(*session_, 1, {1, 2, 3, 4});
+  Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
+  const StatusAnswer done =
+      Execute(*session_, {.executable = 2, .arguments = {One(1), One(2)}, .results = {One(3)}});
+  base::Notification going, worker_is_gone;
+  std::thread client([&, call = sink_->Next()]() mutable {
+    going.WaitForNotification();
+    // Behind the network the end of the session has answered meanwhile.
+    const bool gone = worker_is_gone.WaitForNotificationWithTimeout(absl::Milliseconds(100));
+    EXPECT_TRUE(!gone || GetParam() == LinkKind::kRemote);
+    call.done(absl::CancelledError("the session has ended"));
+  });
+  going.Notify();
+  TearDown();
+  worker_is_gone.Notify();
+  EXPECT_TRUE(done.done());
+  client.join();
 }
 
 TEST_P(CallbackTest, SessionsDoNotWaitForEachOther) {
