@@ -23,6 +23,7 @@
 
 #include "bench/echo.grpc.pb.h"
 #include "bench/echo.pb.h"
+#include "bench/serve.h"
 
 namespace helmway::bench {
 namespace {
@@ -104,23 +105,8 @@ class EchoService : public Echo::CallbackService {
 
 int Serve() {
   EchoService service;
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(-1);
-  builder.SetMaxSendMessageSize(-1);
-  builder.RegisterService(&service);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    std::cerr << "grpc_echo: no port to listen on" << std::endl;
-    return 1;
-  }
-  std::cout << "port " << port << std::endl;
-  std::string line;
-  while (std::getline(std::cin, line)) {
-  }
-  server->Shutdown();
-  return 0;
+  return ServeUntilStdinCloses("grpc_echo", service,
+                               [](int port) { std::cout << "port " << port << std::endl; });
 }
 
 class Client {

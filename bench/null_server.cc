@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/serve.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
 #include "helmway/wire/ifrt_service.pb.h"
 #include "helmway/wire/ifrt_session.pb.h"
@@ -594,23 +595,9 @@ class NullService : public BlockingSession {
 
 int Serve(int num_devices) {
   NullService service(num_devices);
-  grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(-1);
-  builder.SetMaxSendMessageSize(-1);
-  builder.RegisterService(&service);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    std::cerr << "null_server: no port to listen on" << std::endl;
-    return 1;
-  }
-  std::cout << "export JAX_BACKEND_TARGET=grpc://127.0.0.1:" << port << std::endl;
-  std::string line;
-  while (std::getline(std::cin, line)) {
-  }
-  server->Shutdown(std::chrono::system_clock::now());
-  return 0;
+  return ServeUntilStdinCloses("null_server", service, [](int port) {
+    std::cout << "export JAX_BACKEND_TARGET=grpc://127.0.0.1:" << port << std::endl;
+  });
 }
 
 }  // namespace
