@@ -177,7 +177,7 @@ def move_between_memories_and_devices():
         for target in KINDS:
             x = jax.device_put(MATRIX, single(source, 1))
             y = jax.device_put(x, single(target, 6))
-            results.append([kinds_of(y), sorted(device.id for device in y.devices()), y * 2])
+            results.append([kinds_of(y), sorted(jax.devices().index(device) for device in y.devices()), y * 2])
     return results
 
 

@@ -6,6 +6,8 @@ runs pytest, as a user would run them.
   HELMWAY_BINARY        the helmway program (default: the one on PATH)
   HELMWAY_PJRT_PLUGIN   the accelerator plugin, if the program does not find one by itself
   HELMWAY_TEST_PATIENCE a factor for all time-outs, for slow builds or machines (default: 1)
+  HELMWAY_TEST_WORKERS  the server that all tests share has so many workers in processes of their own, instead
+                        of one in its own process
 
 A helmway that was built with a sanitizer must have nothing to report, whoever started it and however it ended.
 """
@@ -158,6 +160,13 @@ class SanitizerReports:
         return new.decode(errors="replace")
 
 
+def shape(workers):
+    """The flags of a server with DEVICES devices on so many workers; 0: one, in the server's own process."""
+    if workers == 0:
+        return ("--devices", str(DEVICES))
+    return ("--workers", str(workers), "--devices_per_worker", str(DEVICES // workers))
+
+
 @pytest.fixture(scope="session")
 def sanitizer_reports(tmp_path_factory):
     reports = SanitizerReports(tmp_path_factory.mktemp("sanitizers"))
@@ -183,7 +192,7 @@ def helmway_binary(sanitizer_reports):
 @pytest.fixture(scope="session")
 def server(helmway_binary):
     """One server with eight devices for all tests; it must survive them and end well."""
-    running = Server(helmway_binary, "--devices", str(DEVICES))
+    running = Server(helmway_binary, *shape(int(os.environ.get("HELMWAY_TEST_WORKERS", "0"))))
     yield running
     assert running.process.poll() is None, f"the server died during the tests\n{running.log()}"
     assert running.close() == 0, running.log()

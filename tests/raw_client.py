@@ -4,6 +4,7 @@ Messages are made from the schemas in helmway/wire by protoc at run time.
 """
 
 import functools
+import os
 import pathlib
 import queue
 import shutil
@@ -60,9 +61,16 @@ def serialized(type_name, data=b""):
     return message("ifrt.Serialized")(type_name=f"xla::ifrt::{type_name}", data=data)
 
 
-def on_device(device_id, memory_kind=None):
+def device_id(number):
+    """The id of a device of the tests' server (conftest.py): devices are numbered on each worker."""
+    workers = int(os.environ.get("HELMWAY_TEST_WORKERS", "0")) or 1
+    per_worker = max(1, 8 // workers)
+    return number // per_worker * 2048 + number % per_worker if number < 8 else number
+
+
+def on_device(device, memory_kind=None):
     """A ShardingProto: the whole array on one device."""
-    single = message("ifrt.SingleDeviceShardingProto")(device_id=device_id)
+    single = message("ifrt.SingleDeviceShardingProto")(device_id=device_id(device))
     if memory_kind is not None:
         single.memory_kind = memory_kind
     return message("ifrt.ShardingProto")(serialized_sharding=serialized("SingleDeviceSharding", single))
@@ -71,7 +79,7 @@ def on_device(device_id, memory_kind=None):
 def hlo_sharding(devices, memory_kind=None, **op_sharding):
     """A ShardingProto over several devices; replicated unless the members of an xla.OpSharding say otherwise."""
     payload = message("ifrt.HloShardingProto")()
-    payload.devices.device_ids.extend(devices)
+    payload.devices.device_ids.extend(map(device_id, devices))
     for name, value in op_sharding.items():
         if isinstance(value, list):
             getattr(payload.xla_op_sharding, name).extend(value)
@@ -260,7 +268,7 @@ class Stream:
         fields = dict(
             dtype=message("ifrt.DTypeProto")(kind=F32),
             shape=message("ifrt.ShapeProto")(dims=dims),
-            sharding=on_device(self.init.primary_device_ids[0] if device is None else device),
+            sharding=on_device(0 if device is None else device),
             host_buffer_handle=handle,
             array_handle=handle,
         )
@@ -287,7 +295,7 @@ class Stream:
         build.device_assignment.replica_count = 1
         build.device_assignment.computation_count = len(devices)
         for device in devices:
-            build.device_assignment.computation_devices.add(replica_device_ids=[device])
+            build.device_assignment.computation_devices.add(replica_device_ids=[device_id(device)])
         response = self.call(
             compile_request=message("CompileRequest")(
                 program=serialized("XlaProgram", code.encode()),

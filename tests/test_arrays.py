@@ -4,7 +4,7 @@ import pytest
 import raw_client
 from raw_client import (
     DATA_LOSS, F32, INVALID_ARGUMENT, OK, PRED, STRING, TOKEN, UNIMPLEMENTED, Connection, array_spec, hlo_sharding,
-    message, on_device, split,
+    device_id, message, on_device, split,
 )
 
 ALREADY_EXISTS = 6
@@ -87,7 +87,7 @@ def test_every_use_of_an_error_array_fails_with_its_error(session):
         )
     ) == OK
     assert session.code(copy_arrays_request=message("CopyArraysRequest")(
-        array_handles=[10], device_ids=[3], result_handles=[23], copy_semantics=1
+        array_handles=[10], device_ids=[*map(device_id, (3,))], result_handles=[23], copy_semantics=1
     )) == OK
     assemble = message("AssembleArrayFromSingleDeviceArraysRequest")(
         sharding=split([0, 1], 2, "pinned_host"), single_device_array_handles=[21, 22], result_handle=24, copy_semantics=2
@@ -174,7 +174,7 @@ def test_strings_come_back_as_they_were(connection, session):
     replicated = hlo_sharding([4, 2, 6])
     assert session.make_array(3, values, dims=(4,), dtype=of_kind(STRING), sharding=replicated) == OK
     assert session.code(copy_arrays_request=message("CopyArraysRequest")(
-        array_handles=[3], device_ids=[0, 1, 2], memory_kind="pinned_host", result_handles=[4], copy_semantics=3
+        array_handles=[3], device_ids=[*map(device_id, (0, 1, 2,))], memory_kind="pinned_host", result_handles=[4], copy_semantics=3
     )) == OK
     assert deleted(session, 3)
     assert session.code(
@@ -251,7 +251,7 @@ def test_tokens_order_programs(session):
     assert status_of(session.execute(executable, [token.array_handle, data.array_handle], [10, 11])).code == OK
     assert status_of(session.execute(executable, [2, 11], [12, 13])).code == OK
     assert session.code(copy_arrays_request=message("CopyArraysRequest")(
-        array_handles=[12], device_ids=[0], result_handles=[14], copy_semantics=1
+        array_handles=[12], device_ids=[*map(device_id, (0,))], result_handles=[14], copy_semantics=1
     )) == OK
     assert status_of(session.execute(executable, [14, 13], [15, 16])).code == OK
     for handle in (10, 12, 14, 15):

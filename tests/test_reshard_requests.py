@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 from conftest import DEVICES
-from raw_client import INVALID_ARGUMENT, NOT_FOUND, OK, UNIMPLEMENTED, Connection, message, on_device, serialized
+from raw_client import INVALID_ARGUMENT, NOT_FOUND, OK, UNIMPLEMENTED, Connection, device_id, message, on_device, serialized
 
 ALREADY_EXISTS = 6
 ALWAYS_COPY, REUSE, DONATE = 1, 2, 3
@@ -24,7 +24,7 @@ def tiled(devices, *tiles, replicas=1, memory_kind=None, kind=OTHER):
             iota_transpose_perm=[0],
             replicate_on_last_tile_dim=True,
         )
-    proto = message("ifrt.HloShardingProto")(devices=dict(device_ids=devices), xla_op_sharding=op)
+    proto = message("ifrt.HloShardingProto")(devices=dict(device_ids=map(device_id, devices)), xla_op_sharding=op)
     if memory_kind is not None:
         proto.memory_kind = memory_kind
     return message("ifrt.ShardingProto")(serialized_sharding=serialized("HloSharding", proto))
@@ -165,7 +165,7 @@ def every_other(form):
         plan.version_number = 6
         for output, devices in enumerate(([0, 2], [1, 3])):
             one = plan.input_devices_for_output.add(out_array=output)
-            one.input_devices.add(in_array=0, device_list=dict(device_ids=devices))
+            one.input_devices.add(in_array=0, device_list=dict(device_ids=map(device_id, devices)))
     return plan
 
 

@@ -4,7 +4,7 @@ import raw_client
 import textwrap
 
 from conftest import run_python
-from raw_client import DATA_LOSS, OK, Connection, array_spec, message, on_device
+from raw_client import DATA_LOSS, OK, Connection, array_spec, device_id, message, on_device
 
 CONTEXT = "type.googleapis.com/ifrt.UserContext"
 
@@ -120,14 +120,14 @@ def test_what_a_client_is_told_to_forget(server):
         connection.store(stream.session_id, 11, [bytes(4)]).result()
         call(103, make_array_from_host_buffer_request=stream.make_array_request(11))
         call(104, copy_arrays_request=message("CopyArraysRequest")(
-            array_handles=[11], device_ids=[1], result_handles=[12], copy_semantics=1
+            array_handles=[11], device_ids=[device_id(1)], result_handles=[12], copy_semantics=1
         ))
         for context, handle in ((105, 11), (106, 12)):
             status = call(context, check_value_ready_request=ready(value_handles=[handle])).response_metadata.status
             assert status.payload[CONTEXT] == b"103"
         # A request that fails at once, and what its results say.
         status = call(107, copy_arrays_request=message("CopyArraysRequest")(
-            array_handles=[4711], device_ids=[1], result_handles=[13]
+            array_handles=[4711], device_ids=[device_id(1)], result_handles=[13]
         )).response_metadata.status
         assert status.code == raw_client.NOT_FOUND and not status.payload
         status = call(108, check_value_ready_request=ready(value_handles=[13])).response_metadata.status

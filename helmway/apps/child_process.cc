@@ -29,7 +29,7 @@ absl::Status NotExecutable(absl::string_view command, int error) {
 
 // Between fork and exec other threads may hold any lock: system calls only, and nothing that allocates.
 [[noreturn]] void RunChild(const char* path, char* const* argv, char* const* envp, const sigset_t& mask,
-                           pid_t parent, int error_pipe) {
+                           const ChildFiles& files, pid_t parent, int error_pipe) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   // The parent may have died before the line above; nobody would then send the signal.
   if (getppid() != parent) _exit(127);
@@ -37,6 +37,12 @@ absl::Status NotExecutable(absl::string_view command, int error) {
   default_action.sa_handler = SIG_DFL;
   sigaction(SIGPIPE, &default_action, nullptr);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
+  if (files.background) {
+    const int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0) dup2(nothing, STDIN_FILENO);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+  }
+  if (files.kept_fd >= 0) fcntl(files.kept_fd, F_SETFD, 0);
   execve(path, argv, envp);
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(error_pipe, &error, sizeof(error));
@@ -74,7 +80,7 @@ absl::StatusOr<std::string> FindCommand(const std::string& name, const Environme
 }
 
 absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command, const Environment& environment,
-                                 const sigset_t& mask) {
+                                 const sigset_t& mask, const ChildFiles& files) {
   auto path = FindCommand(command[0], environment);
   if (!path.ok()) return path.status();
 
@@ -94,7 +100,7 @@ absl::StatusOr<pid_t> StartChild(const std::vector<std::string>& command, const 
   const pid_t parent = getpid();
   // _Fork runs none of the handlers that libraries register for forks: the child leaves at once by exec.
   const pid_t child = _Fork();
-  if (child == 0) RunChild(path->c_str(), argv.data(), envp.data(), mask, parent, error_pipe[1]);
+  if (child == 0) RunChild(path->c_str(), argv.data(), envp.data(), mask, files, parent, error_pipe[1]);
   const int fork_error = errno;
   close(error_pipe[1]);
   if (child < 0) {

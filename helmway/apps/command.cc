@@ -1,6 +1,7 @@
 #include "helmway/apps/command.h"
 
 #include "absl/strings/str_cat.h"
+#include "helmway/apps/local_cluster.h"
 #include "helmway/apps/proxy_server_command.h"
 #include "helmway/apps/up_command.h"
 
@@ -21,6 +22,8 @@ constexpr char kUsage[] =
 
 }  // namespace
 
+std::string Software() { return absl::StrCat("helmway ", HELMWAY_VERSION); }
+
 std::string LargeTransferDirectory(const Environment& environment) {
   for (const char* name : {"IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY",
                            "IFRT_PROXY_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"}) {
@@ -37,6 +40,7 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
   const std::string& command = words[1];
   const std::vector<std::string> arguments(words.begin() + 2, words.end());
   if (command == "up") return RunUp(arguments, context);
+  if (command == "local_worker") return RunLocalWorker(arguments, context);
   if (command == "proxy_server") {
     PrintArguments(words, context.err);
     return RunProxyServer(arguments, context);
@@ -52,7 +56,7 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
     return kExitOk;
   }
   if (command == "--version" || command == "version") {
-    context.out << "helmway " << HELMWAY_VERSION << std::endl;
+    context.out << Software() << std::endl;
     return kExitOk;
   }
   context.err << "helmway: unknown command '" << command << "'";

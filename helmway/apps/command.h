@@ -12,6 +12,7 @@
 #include "helmway/apps/embedded_server.h"
 #include "helmway/apps/flags.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/worker_server.h"
 
 namespace helmway::apps {
 
@@ -26,12 +27,16 @@ struct CommandContext {
   std::ostream& out;
   std::ostream& err;
   std::function<absl::StatusOr<std::unique_ptr<EmbeddedServer>>(const EmbeddedServerOptions&)> start_server;
+  std::function<absl::StatusOr<std::unique_ptr<WorkerServer>>(const WorkerServerOptions&)> start_worker;
   std::function<void(const LogSettings&)> start_logging;
 };
 
 // Runs `helmway` with these words (the program's name first) and returns the exit code. Call it in the main
 // thread, before there are others.
 int RunHelmway(const std::vector<std::string>& words, const CommandContext& context);
+
+// Name and version of this program, for messages of its peers.
+std::string Software();
 
 // The shared directory for large transfers that the environment names, or "".
 std::string LargeTransferDirectory(const Environment& environment);

@@ -1,42 +1,35 @@
 #include "helmway/apps/embedded_server.h"
 
-#include <sys/sysinfo.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "helmway/apps/command.h"
+#include "helmway/apps/host_cache.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_group.h"
 #include "helmway/net/callback_service.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/ifrt_service.h"
+#include "helmway/net/message_stream.h"
+#include "helmway/net/remote_worker.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/worker/worker.h"
 
 namespace helmway::apps {
 namespace {
 
-// Idle host blocks that are kept for the next transfers.
-constexpr int64_t kMaxCachedHostBytes = int64_t{1} << 30;
-
-int64_t CachedHostBytes() {
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return std::min(kMaxCachedHostBytes, memory / 16);
-}
-
 class EmbeddedServerImpl final : public EmbeddedServer {
  public:
   static absl::StatusOr<std::unique_ptr<EmbeddedServer>> Create(const EmbeddedServerOptions& options) {
     auto server = std::make_unique<EmbeddedServerImpl>();
     auto host_memory = std::make_shared<base::HostMemoryPool>(CachedHostBytes());
-    worker::WorkerOptions worker_options;
-    worker_options.plugin_path = options.plugin_path;
-    worker_options.python = options.python;
-    worker_options.virtual_devices = options.devices;
-    worker_options.host_memory = host_memory;
-    HELMWAY_ASSIGN_OR_RETURN(server->worker_, worker::Worker::Create(worker_options));
+    if (options.workers.empty()) {
+      HELMWAY_RETURN_IF_ERROR(server->MakeWorker(options, host_memory));
+    } else {
+      HELMWAY_RETURN_IF_ERROR(server->ConnectToWorkers(options, host_memory));
+    }
     proxy::ProxyOptions proxy_options;
     proxy_options.allow_remote_clients = options.allow_remote_clients;
     proxy_options.large_transfer_directory = options.large_transfer_directory;
@@ -57,8 +50,36 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   }
 
  private:
+  absl::Status MakeWorker(const EmbeddedServerOptions& options,
+                          const std::shared_ptr<base::HostMemoryPool>& host_memory) {
+    worker::WorkerOptions worker_options;
+    worker_options.plugin_path = options.plugin_path;
+    worker_options.python = options.python;
+    worker_options.virtual_devices = options.devices;
+    worker_options.host_memory = host_memory;
+    HELMWAY_ASSIGN_OR_RETURN(worker_, worker::Worker::Create(worker_options));
+    return absl::OkStatus();
+  }
+
+  absl::Status ConnectToWorkers(const EmbeddedServerOptions& options,
+                                const std::shared_ptr<base::HostMemoryPool>& host_memory) {
+    std::vector<std::unique_ptr<cluster::WorkerLink>> workers;
+    for (const RemoteWorkerAddress& worker : options.workers) {
+      HELMWAY_ASSIGN_OR_RETURN(workers.emplace_back(),
+                               net::ConnectToWorker({.address = worker.address,
+                                                     .name = worker.name,
+                                                     .incarnation = worker.incarnation,
+                                                     .software = Software(),
+                                                     .streams = &streams_,
+                                                     .host_memory = host_memory}));
+    }
+    HELMWAY_ASSIGN_OR_RETURN(worker_, cluster::WorkerGroup::Create(std::move(workers)));
+    return absl::OkStatus();
+  }
+
   // Destroyed from the bottom up: no stream outlives the proxy, no session the worker.
-  std::unique_ptr<worker::Worker> worker_;
+  net::MessageStreamClient streams_;
+  std::unique_ptr<cluster::WorkerLink> worker_;
   std::unique_ptr<proxy::Proxy> proxy_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Service> callback_service_;

@@ -1,8 +1,9 @@
-// One process that is the whole runtime: the IFRT proxy service in front of one worker, with no network
-// between them.
+// The IFRT proxy service in front of workers: one in this process, with no network between them, or several
+// in processes of their own.
 #ifndef HELMWAY_APPS_EMBEDDED_SERVER_H_
 #define HELMWAY_APPS_EMBEDDED_SERVER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,9 +12,18 @@
 
 namespace helmway::apps {
 
+// A worker in a process of its own.
+struct RemoteWorkerAddress {
+  std::string address;  // host:port
+  std::string name;     // for messages: "worker 1"
+  uint64_t incarnation = 0;
+};
+
 struct EmbeddedServerOptions {
-  std::string listen_address;            // "127.0.0.1:0", "[::]:29000"
-  int devices = 1;                       // virtual CPU devices of the one worker
+  std::string listen_address;                // "127.0.0.1:0", "[::]:29000"
+  std::vector<RemoteWorkerAddress> workers;  // empty: the worker is in this process
+  // The next three are of the worker in this process:
+  int devices = 1;                       // virtual CPU devices
   std::string plugin_path;               // shared library that exports GetPjrtApi
   std::string python;                    // command whose jaxlib has JAX's custom calls; empty = none
   bool allow_remote_clients = false;     // admit peers that are not on this host

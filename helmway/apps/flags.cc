@@ -318,6 +318,13 @@ class FlagParser {
     }
     const bool undefok = name == "undefok";
     const FlagSpec* spec = FindSpec(table_, name);
+    if (spec == nullptr && name.find('-') != std::string::npos) {
+      // People write --devices-per-worker.
+      std::string underscored = name;
+      std::replace(underscored.begin(), underscored.end(), '-', '_');
+      spec = FindSpec(table_, underscored);
+      if (spec != nullptr) name = std::move(underscored);
+    }
     if (spec == nullptr && !undefok) {
       const FlagSpec* negated = absl::StartsWith(name, "no") && !value
                                     ? FindSpec(table_, absl::string_view(name).substr(2))

@@ -7,6 +7,7 @@
 // What it takes:
 //   --name=value, --name value   one or two dashes; a value that starts with "--" needs the first form
 //   --name, --noname             bool flags: true, false
+//   --a-name                     --a_name, unless there is a flag a-name
 //   --name=                      as if the flag was never given, earlier values too
 //   twice the same flag          the last one wins; lists add up
 //   ""                           ignored

@@ -12,6 +12,7 @@
 #include "helmway/apps/command.h"
 #include "helmway/apps/embedded_server.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/worker_server.h"
 
 int main(int argc, char** argv) {
   using helmway::apps::Environment;
@@ -40,6 +41,7 @@ int main(int argc, char** argv) {
                                     .out = std::cout,
                                     .err = std::cerr,
                                     .start_server = helmway::apps::EmbeddedServer::Start,
+                                    .start_worker = helmway::apps::WorkerServer::Start,
                                     .start_logging = [](const helmway::apps::LogSettings& settings) {
                                       helmway::apps::StartLogging("helmway", settings);
                                     }});

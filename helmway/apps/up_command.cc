@@ -5,12 +5,15 @@
 
 #include <cerrno>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/apps/child_process.h"
 #include "helmway/apps/listen_address.h"
+#include "helmway/apps/local_cluster.h"
 #include "helmway/apps/plugin_discovery.h"
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
@@ -26,19 +29,45 @@ std::vector<std::pair<std::string, std::string>> ClientVariables(int port) {
 }
 
 // Passes signals on to the child until it ends. Returns the exit code.
-int WaitForChild(pid_t child, BlockedSignals& signals) {
+int WaitForChild(pid_t child, BlockedSignals& signals, LocalCluster* workers) {
   while (true) {
     const siginfo_t info = signals.Wait();
     if (info.si_signo != SIGCHLD) {
       if (ShouldForward(info)) kill(child, info.si_signo);
       continue;
     }
+    if (workers != nullptr) workers->Reap();
     // SIGCHLD also tells of a child that was stopped or goes on.
     int status;
     const pid_t ended = waitpid(child, &status, WNOHANG);
     if (ended == child) return ShellExitCode(status);
     PCHECK(ended == 0 || errno == EINTR);
   }
+}
+
+void CheckShape(ParsedFlags& flags) {
+  if (!flags.Has("workers")) {
+    for (const char* name : {"devices_per_worker", "slices"}) {
+      if (flags.Has(name)) flags.Error(name, absl::StrCat("--", name, " needs --workers"));
+    }
+    return;
+  }
+  if (flags.Has("devices")) {
+    flags.Error("devices", "--devices is for a single worker; with --workers say --devices_per_worker");
+  }
+  if (flags.ok() && flags.Int("workers") % flags.Int("slices") != 0) {
+    flags.Error("slices", absl::StrCat("--slices=", flags.Int("slices"), ": ", flags.Int("workers"),
+                                       " workers do not make up so many slices of one size"));
+  }
+}
+
+// The flags of logging that were given, for the processes of the workers.
+std::vector<std::string> GivenLoggingFlags(const ParsedFlags& flags) {
+  std::vector<std::string> given;
+  if (flags.Has("v")) given.push_back(absl::StrCat("--v=", flags.Int("v")));
+  if (flags.Has("vmodule")) given.push_back(absl::StrCat("--vmodule=", flags.String("vmodule")));
+  if (flags.Has("minloglevel")) given.push_back(absl::StrCat("--minloglevel=", flags.Int("minloglevel")));
+  return given;
 }
 
 }  // namespace
@@ -57,9 +86,27 @@ const FlagTable& UpFlags() {
             {{.name = "devices",
               .type = FlagType::kInt,
               .default_value = "1",
-              .help = "Number of virtual CPU devices.",
+              .help = "Number of virtual CPU devices of a single worker, which is in this process.",
               .min = 1,
               .max = 65536},
+             {.name = "workers",
+              .type = FlagType::kInt,
+              .help =
+                  "Number of workers, each a process of its own. Without it there is one, in this process.",
+              .min = 1,
+              .max = 1024},
+             {.name = "devices_per_worker",
+              .type = FlagType::kInt,
+              .default_value = "1",
+              .help = "Number of virtual CPU devices of each of the --workers.",
+              .min = 1,
+              .max = 2048},
+             {.name = "slices",
+              .type = FlagType::kInt,
+              .default_value = "1",
+              .help = "Number of slices that the --workers make up, each as large as the others.",
+              .min = 1,
+              .max = 1024},
              {.name = "port",
               .type = FlagType::kInt,
               .default_value = "0",
@@ -78,11 +125,12 @@ const FlagTable& UpFlags() {
 }
 
 int RunUp(const std::vector<std::string>& arguments, const CommandContext& context) {
-  const ParsedFlags flags = ParseFlags(UpFlags(), arguments, context.environment);
+  ParsedFlags flags = ParseFlags(UpFlags(), arguments, context.environment);
   if (flags.help) {
     context.out << HelpText(UpFlags()) << std::flush;
     return kExitOk;
   }
+  CheckShape(flags);
   PrintNotes(UpFlags(), flags, context.err);
   if (!flags.ok()) return kExitUsage;
   const auto fail = [&context](const absl::Status& status, int code) {
@@ -100,8 +148,24 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
   // The program shares the terminal with the user's own: only warnings unless asked.
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/1));
   BlockedSignals signals({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
+  std::unique_ptr<LocalCluster> workers;
+  if (flags.Has("workers")) {
+    auto started =
+        LocalCluster::Start({.executable = context.executable_path,
+                             .workers = static_cast<int>(flags.Int("workers")),
+                             .devices_per_worker = static_cast<int>(flags.Int("devices_per_worker")),
+                             .slices = static_cast<int>(flags.Int("slices")),
+                             .plugin_path = *plugin,
+                             .python = *python,
+                             .logging = GivenLoggingFlags(flags),
+                             .environment = context.environment,
+                             .signal_mask = signals.original_mask()});
+    if (!started.ok()) return fail(started.status(), kExitFailure);
+    workers = *std::move(started);
+  }
   auto server =
       context.start_server({.listen_address = *std::move(address),
+                            .workers = workers ? workers->workers() : std::vector<RemoteWorkerAddress>(),
                             .devices = static_cast<int>(flags.Int("devices")),
                             .plugin_path = *std::move(plugin),
                             .python = *std::move(python),
@@ -116,13 +180,14 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
     }
     context.out.flush();
     while (signals.Wait().si_signo == SIGCHLD) {
+      if (workers) workers->Reap();
     }
   } else {
     Environment environment = context.environment;
     for (auto& [name, value] : ClientVariables((*server)->port())) environment[name] = std::move(value);
     const auto child = StartChild(flags.command, environment, signals.original_mask());
     if (child.ok()) {
-      exit_code = WaitForChild(*child, signals);
+      exit_code = WaitForChild(*child, signals, workers.get());
     } else {
       exit_code = fail(child.status(), absl::IsNotFound(child.status())           ? 127
                                        : absl::IsPermissionDenied(child.status()) ? 126

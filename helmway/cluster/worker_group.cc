@@ -693,6 +693,15 @@ std::shared_ptr<SessionLink> WorkerGroup::OpenSession(SessionId session,
   return opened;
 }
 
+absl::StatusOr<std::string> WorkerGroup::DefaultLayout(ElementType type, const std::vector<int64_t>& dims) {
+  absl::StatusOr<std::string> layout = workers_[0]->DefaultLayout(type, dims);
+  // All have one platform: any that is there knows.
+  for (size_t w = 1; w < workers_.size() && absl::IsDataLoss(layout.status()); ++w) {
+    layout = workers_[w]->DefaultLayout(type, dims);
+  }
+  return layout;
+}
+
 absl::StatusOr<std::vector<DeviceId>> WorkerGroup::DefaultDeviceAssignment(int replicas, int partitions) {
   const int64_t count = int64_t{replicas} * partitions;
   if (replicas < 1 || partitions < 1 || count > static_cast<int64_t>(info_.devices.size())) {

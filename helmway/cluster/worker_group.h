@@ -27,9 +27,7 @@ class WorkerGroup final : public WorkerLink {
   PeerAddress peer_address() const override { return {}; }
   std::shared_ptr<SessionLink> OpenSession(SessionId session,
                                            std::shared_ptr<CallbackSink> callbacks) override;
-  absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) override {
-    return workers_[0]->DefaultLayout(type, dims);
-  }
+  absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) override;
   // The first devices of all, in the order of info().
   absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) override;
 

@@ -23,6 +23,7 @@ constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
 constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
 // Commands that nobody waits for go out together when the caller flushes, or when so many are together.
 constexpr int kMaxBatch = 64;
+constexpr size_t kMaxCachedLayouts = 4096;
 
 using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, const FrameReader*)>;
 
@@ -147,7 +148,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   std::shared_ptr<MessageStream> commands_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<MessageStream> bulk_ ABSL_GUARDED_BY(mu_);
   proto::Commands batch_ ABSL_GUARDED_BY(mu_);
-  bool unflushed_ ABSL_GUARDED_BY(mu_) = false;
+  bool unflushed_ ABSL_GUARDED_BY(mu_) = false;  // the worker has launches, or will, that wait for a flush
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchDone> launches_ ABSL_GUARDED_BY(mu_);
@@ -208,7 +209,6 @@ void RemoteSession::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t
 void RemoteSession::SendLocked(const base::HostBytes& bytes) {
   if (commands_ != nullptr) commands_->Send(MakeFrame(batch_, bytes));
   batch_.Clear();
-  unflushed_ = false;
 }
 
 void RemoteSession::Post(proto::Command command) {
@@ -239,6 +239,7 @@ void RemoteSession::Execute(cluster::Launch launch) {
       unflushed_ = true;
       if (batch_.commands_size() >= kMaxBatch) {
         batch_.add_commands()->set_flush(true);
+        unflushed_ = false;
         SendLocked();
       }
       return;
@@ -254,9 +255,9 @@ void RemoteSession::LaterFail(absl::AnyInvocable<void()> callback) {
 
 void RemoteSession::Flush() {
   base::MutexLock lock(&mu_);
-  if (batch_.commands_size() == 0) return;
-  if (unflushed_) batch_.add_commands()->set_flush(true);
-  SendLocked();
+  // Launches may have gone out already, with a command that did not wait.
+  if (std::exchange(unflushed_, false)) batch_.add_commands()->set_flush(true);
+  if (batch_.commands_size() > 0) SendLocked();
 }
 
 void RemoteSession::Call(proto::Command command, Answered answered, const base::HostBytes& bytes) {
@@ -547,10 +548,19 @@ class RemoteWorker final : public cluster::WorkerLink {
 
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
                                             const std::vector<int64_t>& dims) override {
+    // Clients ask again and again for the shapes that they use.
+    const std::pair<cluster::ElementType, std::vector<int64_t>> shape(type, dims);
+    {
+      base::MutexLock lock(&mu_);
+      if (const auto it = layouts_.find(shape); it != layouts_.end()) return it->second;
+    }
     proto::Command command;
     command.mutable_default_layout()->set_element_type(type);
     command.mutable_default_layout()->mutable_dims()->Add(dims.begin(), dims.end());
     HELMWAY_ASSIGN_OR_RETURN(proto::Event event, Ask(std::move(command)));
+    base::MutexLock lock(&mu_);
+    if (layouts_.size() >= kMaxCachedLayouts) layouts_.clear();
+    layouts_.emplace(shape, event.layout());
     return event.layout();
   }
 
@@ -588,6 +598,9 @@ class RemoteWorker final : public cluster::WorkerLink {
   const std::shared_ptr<RemoteSession> control_;
   cluster::WorkerInfo info_;
   cluster::PeerAddress peer_address_;
+  base::Mutex mu_;
+  absl::flat_hash_map<std::pair<cluster::ElementType, std::vector<int64_t>>, std::string> layouts_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <glog/logging.h>
 
+#include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,9 +37,16 @@ struct ServedSession {
 // Sessions that are open, or whose first stream has come.
 class ServedSessions {
  public:
-  explicit ServedSessions(WorkerServiceOptions options) : options_(std::move(options)) {}
+  // Once.
+  void Bind(cluster::WorkerLink* worker, WorkerServiceOptions options) {
+    options_ = std::move(options);
+    worker_.store(worker, std::memory_order_release);
+  }
 
   absl::Status Check(const proto::Hello& hello) const {
+    if (worker_.load(std::memory_order_acquire) == nullptr) {
+      return absl::UnavailableError("the worker has no devices yet");
+    }
     if (hello.protocol() != cluster::kWorkerProtocol) {
       return absl::FailedPreconditionError(
           absl::StrCat("the peer (", hello.software(), ") speaks worker protocol ", hello.protocol(),
@@ -58,7 +67,9 @@ class ServedSessions {
     return session;
   }
 
+  // Both only after a Check that was OK.
   const WorkerServiceOptions& options() const { return options_; }
+  cluster::WorkerLink& worker() const { return *worker_.load(std::memory_order_acquire); }
 
   void Forget(uint64_t id) {
     base::MutexLock lock(&mu_);
@@ -66,7 +77,8 @@ class ServedSessions {
   }
 
  private:
-  const WorkerServiceOptions options_;
+  WorkerServiceOptions options_;  // written before worker_
+  std::atomic<cluster::WorkerLink*> worker_{nullptr};
   base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
 };
@@ -109,9 +121,7 @@ class BulkReceiver final : public MessageReceiver {
 class PeerReceiver final : public MessageReceiver {
  public:
   PeerReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
-      : sessions_(std::move(sessions)),
-        stream_(std::move(stream)),
-        transfers_(sessions_->options().host_memory, MakeBulkPiece) {}
+      : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
 
   void OnMessage(grpc::ByteBuffer& message) override {
     const absl::Status status = Take(message);
@@ -119,8 +129,8 @@ class PeerReceiver final : public MessageReceiver {
   }
   void OnEnd(const absl::Status& /*status*/) override {
     stream_ = nullptr;
-    transfers_.Fail(absl::DataLossError("the worker that was sending this is lost"));
-    if (peer_.address.empty()) return;
+    if (transfers_) transfers_->Fail(absl::DataLossError("the worker that was sending this is lost"));
+    if (!transfers_ || peer_.address.empty()) return;
     if (const auto collectives = sessions_->options().collectives.lock()) {
       collectives->PeerLost(peer_, absl::UnavailableError("its stream has ended"));
     }
@@ -130,13 +140,14 @@ class PeerReceiver final : public MessageReceiver {
   absl::Status Take(const grpc::ByteBuffer& message) {
     proto::PeerMessage peer;
     HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &peer));
-    if (!greeted_) {
+    if (!transfers_) {
       if (!peer.has_hello()) return absl::InvalidArgumentError("a peer begins with Hello");
-      greeted_ = true;
+      HELMWAY_RETURN_IF_ERROR(sessions_->Check(peer.hello()));
+      transfers_.emplace(sessions_->options().host_memory, MakeBulkPiece);
       peer_ = {peer.hello().peer_address(), peer.hello().peer_incarnation()};
-      return sessions_->Check(peer.hello());
+      return absl::OkStatus();
     }
-    if (peer.has_piece()) return transfers_.OnPiece(peer.piece().transfer(), peer.piece().size(), frame);
+    if (peer.has_piece()) return transfers_->OnPiece(peer.piece().transfer(), peer.piece().size(), frame);
     if (peer.has_part()) return TakePart(peer.part(), frame);
     if (peer.has_abort()) {
       if (const auto collectives = sessions_->options().collectives.lock()) {
@@ -162,7 +173,7 @@ class PeerReceiver final : public MessageReceiver {
       receive(session, buffer, std::move(contents));
     };
     if (arrival.fill().transfer() != 0) {
-      transfers_.Await(arrival.fill().transfer(), std::move(deliver));
+      transfers_->Await(arrival.fill().transfer(), std::move(deliver));
       return absl::OkStatus();
     }
     if (frame.size() != arrival.fill().size()) {
@@ -188,7 +199,7 @@ class PeerReceiver final : public MessageReceiver {
       collectives->TakePart(std::move(part));
     };
     if (message.transfer() != 0) {
-      transfers_.Await(message.transfer(), std::move(deliver));
+      transfers_->Await(message.transfer(), std::move(deliver));
       return absl::OkStatus();
     }
     if (frame.size() != message.size()) {
@@ -206,19 +217,14 @@ class PeerReceiver final : public MessageReceiver {
 
   const std::shared_ptr<ServedSessions> sessions_;
   std::shared_ptr<MessageStream> stream_;
-  Transfers transfers_;
-  bool greeted_ = false;
+  std::optional<Transfers> transfers_;  // once the peer has said Hello
   cluster::PeerAddress peer_;
 };
 
 class CommandReceiver final : public MessageReceiver {
  public:
-  CommandReceiver(cluster::WorkerLink* worker, std::shared_ptr<ServedSessions> sessions,
-                  std::shared_ptr<base::HostMemoryPool> memory, std::shared_ptr<MessageStream> stream)
-      : worker_(worker),
-        sessions_(std::move(sessions)),
-        memory_(std::move(memory)),
-        stream_(std::move(stream)) {}
+  CommandReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
+      : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
 
   void OnMessage(grpc::ByteBuffer& message) override {
     const absl::Status status = Take(message);
@@ -258,6 +264,8 @@ class CommandReceiver final : public MessageReceiver {
     id_ = command.hello().session();
     HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<ServedSession> session, sessions_->Find(command.hello()));
     if (session->link != nullptr) return absl::AlreadyExistsError("the session is open already");
+    worker_ = &sessions_->worker();
+    memory_ = sessions_->options().host_memory;
     forwarder_ = std::make_shared<CallbackForwarder>(stream_, &session->transfers, memory_);
     session->link = worker_->OpenSession(id_, forwarder_);
     session_ = std::move(session);
@@ -482,10 +490,11 @@ class CommandReceiver final : public MessageReceiver {
     return absl::InvalidArgumentError("a command that this worker does not know");
   }
 
-  cluster::WorkerLink* const worker_;
   const std::shared_ptr<ServedSessions> sessions_;
-  const std::shared_ptr<base::HostMemoryPool> memory_;
   std::shared_ptr<MessageStream> stream_;
+  // Since Hello:
+  cluster::WorkerLink* worker_ = nullptr;
+  std::shared_ptr<base::HostMemoryPool> memory_;
   uint64_t id_ = 0;
   std::shared_ptr<ServedSession> session_;
   std::shared_ptr<CallbackForwarder> forwarder_;  // of the session
@@ -494,14 +503,13 @@ class CommandReceiver final : public MessageReceiver {
 
 }  // namespace
 
-std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* worker,
-                                                        WorkerServiceOptions options) {
-  auto memory = options.host_memory;
-  auto sessions = std::make_shared<ServedSessions>(std::move(options));
-  return MessageStreamService::Create(
+LateWorkerService MakeLateWorkerService() {
+  auto sessions = std::make_shared<ServedSessions>();
+  LateWorkerService late;
+  late.service = MessageStreamService::Create(
       {{kCommandsMethod,
-        [worker, sessions, memory](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
-          return std::make_shared<CommandReceiver>(worker, sessions, memory, std::move(stream));
+        [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
+          return std::make_shared<CommandReceiver>(sessions, std::move(stream));
         }},
        {kBulkMethod,
         [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
@@ -510,6 +518,17 @@ std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* wor
        {kPeerMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
           return std::make_shared<PeerReceiver>(sessions, std::move(stream));
         }}});
+  late.bind = [sessions](cluster::WorkerLink* worker, WorkerServiceOptions options) {
+    sessions->Bind(worker, std::move(options));
+  };
+  return late;
+}
+
+std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* worker,
+                                                        WorkerServiceOptions options) {
+  LateWorkerService late = MakeLateWorkerService();
+  late.bind(worker, std::move(options));
+  return std::move(late.service);
 }
 
 }  // namespace helmway::net

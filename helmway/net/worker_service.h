@@ -35,6 +35,14 @@ struct WorkerServiceOptions {
 std::unique_ptr<MessageStreamService> MakeWorkerService(cluster::WorkerLink* worker,
                                                         WorkerServiceOptions options);
 
+// The same for a worker that is made only when the server listens already.
+struct LateWorkerService {
+  std::unique_ptr<MessageStreamService> service;
+  // To be called once, on any thread. Streams that come before are refused with UNAVAILABLE.
+  std::function<void(cluster::WorkerLink* worker, WorkerServiceOptions options)> bind;
+};
+LateWorkerService MakeLateWorkerService();
+
 }  // namespace helmway::net
 
 #endif  // HELMWAY_NET_WORKER_SERVICE_H_

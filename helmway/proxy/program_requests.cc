@@ -119,6 +119,7 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
   command.executable = proxy_->NewExecutable();
   HELMWAY_ASSIGN_OR_RETURN(command.options, options.SerializeForPlugin(device_ids_));
   command.code = std::move(*request.mutable_program()->mutable_data());
+  command.devices.assign(options.device_ids().begin(), options.device_ids().end());
   const cluster::ExecutableId id = command.executable;
   reply.deferred = true;
   link_->Compile(std::move(command), [self = shared_from_this(), op_id = reply.op_id,

@@ -1,0 +1,46 @@
+// One worker of a cluster with its gRPC server: what a process of its own has around it.
+#ifndef HELMWAY_APPS_WORKER_SERVER_H_
+#define HELMWAY_APPS_WORKER_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace helmway::apps {
+
+struct WorkerServerOptions {
+  std::string listen_address;  // "127.0.0.1:0", "[::]:29005"
+  std::string plugin_path;     // shared library that exports GetPjrtApi
+  std::string python;          // command whose jaxlib has JAX's custom calls; empty = none
+  uint64_t incarnation = 0;    // of this process, random
+  std::string software;        // of this process, for messages
+};
+
+// Where a worker belongs.
+struct WorkerPlace {
+  int number = 0;  // over all slices: its devices have the ids 2048 * number + i
+  int slice = 0;
+  int task = 0;     // number within the slice
+  int devices = 1;  // virtual ones, on the CPU platform
+};
+
+// Listens from the start, and answers health checks; has devices, and takes proxies and peers, once it has a
+// place. Any thread.
+class WorkerServer {
+ public:
+  // Errors: the address can't be bound, or the plugin can't be loaded.
+  static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerServerOptions& options);
+  virtual ~WorkerServer() = default;  // shuts down
+  virtual int port() const = 0;
+  // Makes the devices. Once. Blocks while the plugin starts. `peer_address`: host:port where the other
+  // workers reach this one. An error names the plugin.
+  virtual absl::Status Place(const WorkerPlace& place, const std::string& peer_address) = 0;
+  virtual void Shutdown() = 0;  // ends sessions, idempotent
+};
+
+}  // namespace helmway::apps
+
+#endif  // HELMWAY_APPS_WORKER_SERVER_H_

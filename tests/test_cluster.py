@@ -1,0 +1,208 @@
+"""A cluster on one host: workers in processes of their own, programs that span them, workers that die."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import Server, clean_environment, run_python
+
+DEMO = pathlib.Path(__file__).resolve().parent.parent / "examples" / "train_digits.py"
+
+
+def workers_of(process):
+    """Process ids of the workers of a `helmway up`, by number."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue  # it has ended
+        if parent == process.pid and "local_worker" in words:
+            number = next(word for word in words if word.startswith("--number="))
+            found[int(number.removeprefix("--number="))] = int(entry.name)
+    return found
+
+
+def is_alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(helmway_binary):
+    """Starts clusters that end with the test."""
+    servers = []
+
+    def start_one(*arguments):
+        servers.append(Server(helmway_binary, *arguments))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.close()
+
+
+def test_devices_and_slices(start):
+    server = start("--workers", "4", "--devices-per-worker", "2", "--slices", "2")
+    script = """
+        import jax, json
+        print(json.dumps([[d.id, d.slice_index, d.virtual_task_index, d.process_index] for d in jax.devices()]))
+    """
+    seen = json.loads(run_python("\n".join(map(str.strip, script.splitlines())), env=server.environment()).stdout)
+    assert seen == [
+        [2048 * worker + device, worker // 2, worker % 2, 0] for worker in range(4) for device in range(2)
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_demo_trains_as_on_one_worker(server, start, workers):
+    cluster = start("--workers", str(workers), "--devices_per_worker", str(8 // workers))
+
+    def history(environment):
+        # So short that it has not learned enough, which it says with its exit code.
+        done = run_python(DEMO, "--epochs", "2", env=environment, check=False)
+        found = re.findall(r"^epoch .*loss (\S+) +accuracy (\S+)", done.stdout, re.M)
+        assert len(found) == 2, done.stdout + done.stderr
+        return found
+
+    assert history(cluster.environment()) == history(server.environment())
+
+
+KILL = """
+import os, signal, sys, time
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+devices = jax.devices()
+split = NamedSharding(Mesh(np.array(devices), ("x",)), P("x"))
+x = jax.device_put(np.arange(16, dtype=np.float32), split)
+lives = jax.device_put(np.arange(3.0), devices[0])
+spans = jax.jit(lambda a: a + a.sum())
+local = jax.jit(lambda a: a + 1)
+np.testing.assert_array_equal(spans(x), np.arange(16) + 120)
+np.testing.assert_array_equal(local(lives), np.arange(3) + 1)
+waiting = x
+for _ in range(100):
+    waiting = spans(waiting) * 0
+print("ready", flush=True)
+sys.stdin.readline()
+
+
+def error(function):
+    begin = time.monotonic()
+    try:
+        jax.block_until_ready(function())
+    except RuntimeError as raised:
+        assert time.monotonic() - begin < 30
+        return str(raised)
+    raise AssertionError("no error")
+
+
+for failing in (
+    lambda: np.asarray(spans(x)),
+    lambda: np.asarray(x),
+    lambda: jax.device_put(np.arange(3.0), devices[4]),
+    lambda: jax.device_put(x, devices[0]),
+    lambda: jax.jit(lambda a: a.sum())(x),
+):
+    message = error(failing)
+    assert "DATA_LOSS" in message and ("worker 2" in message or "4096" in message), message
+# What does not need the lost one goes on.
+np.testing.assert_array_equal(local(lives), np.arange(3) + 1)
+rest = NamedSharding(Mesh(np.array(devices[:4]), ("x",)), P("x"))
+y = jax.device_put(np.arange(8, dtype=np.float32), rest)
+np.testing.assert_array_equal(spans(y), np.arange(8) + 28)
+print("done")
+"""
+
+
+def start_program(source, server):
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        env=server.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_lost_worker_fails_what_needs_it_and_nothing_else(start):
+    server = start("--workers", "4", "--devices-per-worker", "2")
+    program = start_program(KILL, server)
+    assert program.stdout.readline() == "ready\n", program.communicate()
+    os.kill(workers_of(server.process)[2], signal.SIGKILL)
+    out, err = program.communicate("\n", timeout=120)
+    assert program.returncode == 0 and out == "done\n", err
+    # A program that comes later sees the same.
+    program = start_program(KILL.replace("x = jax.device_put(np.arange(16, dtype=np.float32), split)", "raise SystemExit(7)"), server)
+    program.communicate(timeout=120)
+    assert program.returncode == 7
+    wait_until(lambda: "worker 2, process" in server.log())
+    assert "by signal 9" in server.log()
+    assert server.close() == 0
+
+
+def test_workers_end_with_the_server(start, helmway_binary):
+    server = start("--workers", "2")
+    workers = workers_of(server.process).values()
+    assert len(workers) == 2 and all(map(is_alive, workers))
+    assert server.close() == 0
+    assert not any(map(is_alive, workers))
+
+    server = start("--workers", "2")
+    workers = workers_of(server.process).values()
+    assert server.close(with_signal=signal.SIGKILL) == -signal.SIGKILL
+    wait_until(lambda: not any(map(is_alive, workers)))
+
+
+def test_a_worker_told_to_end_says_so(start):
+    server = start("--workers", "2")
+    os.kill(workers_of(server.process)[1], signal.SIGTERM)
+    wait_until(lambda: "worker 1, process" in server.log())
+    assert "with exit code 143" in server.log()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers=3", "--slices=2"], "--slices=2: 3 workers do not make up so many slices of one size"),
+        (["--workers=2", "--devices=8"], "with --workers say --devices_per_worker"),
+        (["--slices=2"], "--slices needs --workers"),
+        (["--devices_per_worker=2"], "--devices_per_worker needs --workers"),
+        (["--workers=0"], "workers"),
+    ],
+)
+def test_impossible_shapes_are_refused(helmway_binary, arguments, message):
+    done = subprocess.run(
+        [helmway_binary, "up", *arguments], env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+def test_a_worker_that_cannot_start_ends_the_command(helmway_binary, tmp_path):
+    plugin = tmp_path / "plugin.so"
+    plugin.write_bytes(b"no library")
+    done = subprocess.run(
+        [helmway_binary, "up", "--workers=2", f"--pjrt_plugin={plugin}", "--", "true"],
+        env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
+    )
+    assert done.returncode == 1 and "worker 0" in done.stderr and str(plugin) in done.stderr, done.stderr
