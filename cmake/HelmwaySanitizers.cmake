@@ -8,10 +8,10 @@ elseif(HELMWAY_SANITIZE STREQUAL "thread")
   # GCC 12 warns that TSan does not model atomic_thread_fence, which only system headers use here.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-error=tsan>)
   add_link_options(-fsanitize=thread)
-elseif(NOT HELMWAY_SANITIZE STREQUAL "")
-  message(FATAL_ERROR "HELMWAY_SANITIZE must be address, thread or empty, not '${HELMWAY_SANITIZE}'")
-endif()
   # GCC's own macro would change the layout of protobuf's maps, and libprotobuf has the other layout. So headers
   # do not see it, but for the standard library, which leaves out what TSan would take for a race.
   add_compile_options(-U__SANITIZE_THREAD__)
   add_compile_definitions(HELMWAY_THREAD_SANITIZER=1 _GLIBCXX_TSAN=1)
+elseif(NOT HELMWAY_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "HELMWAY_SANITIZE must be address, thread or empty, not '${HELMWAY_SANITIZE}'")
+endif()

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/available_memory.h"
 
 namespace helmway::base {
 namespace {
@@ -88,6 +89,7 @@ absl::StatusOr<HostBlock> HostMemoryPool::Allocate(int64_t size_bytes) {
   const int64_t mapped = pooled ? ClassSize(size_bytes) : size_bytes;
   void* memory = pooled ? cache_->Take(mapped) : nullptr;
   if (memory == nullptr) {
+    if (mapped >= kLargeAllocationBytes && mapped > AvailableMemoryBytes()) return exhausted();
     memory = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                   -1, 0);
     if (memory == MAP_FAILED) return exhausted();

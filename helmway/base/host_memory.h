@@ -48,7 +48,8 @@ class HostMemoryPool {
   explicit HostMemoryPool(int64_t max_cached_bytes);
   ~HostMemoryPool();
 
-  // RESOURCE_EXHAUSTED if the system has no memory for it, INVALID_ARGUMENT for a negative size.
+  // RESOURCE_EXHAUSTED if the system has no memory for it (for a large block: none that it could also use),
+  // INVALID_ARGUMENT for a negative size.
   absl::StatusOr<HostBlock> Allocate(int64_t size_bytes);
 
   int64_t cached_bytes() const;

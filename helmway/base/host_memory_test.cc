@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "helmway/base/available_memory.h"
+
 namespace helmway::base {
 namespace {
 
@@ -52,6 +54,9 @@ TEST(HostMemoryPool, BlocksOutliveThePool) {
 TEST(HostMemoryPool, RefusesWhatCannotBe) {
   HostMemoryPool pool(0);
   EXPECT_EQ(pool.Allocate(-1).status().code(), absl::StatusCode::kInvalidArgument);
+  // The system would give this one out.
+  EXPECT_EQ(pool.Allocate(AvailableMemoryBytes() + (int64_t{1} << 30)).status().code(),
+            absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool.Allocate(int64_t{1} << 60).status().code(), absl::StatusCode::kResourceExhausted);
 }
 

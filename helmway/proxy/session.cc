@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/available_memory.h"
 #include "helmway/base/status.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/wire/status.h"
@@ -318,6 +319,9 @@ void Session::OnClosed() {
     executables.swap(executables_);
   }
   proxy_->Forget(id_);
+  // Compiling leaves much behind. Without a thread for it, the next session that ends does it.
+  executables.clear();
+  proxy_->RunBlocking([] { base::ReturnFreeMemory(); });
   LOG(INFO) << "a session from " << peer_host_ << " has ended";
 }
 

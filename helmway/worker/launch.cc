@@ -75,6 +75,11 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   } else if (status.ok()) {
     queue->WaitForRoom();
   }
+  if (status.ok() && program_->check_room) {
+    // What runs already may have memory that it has not used yet.
+    queue->WaitUntilIdle();
+    status = program_->check_room();
+  }
   if (program_->starts_together()) status = Meet(status);
   if (!status.ok()) {
     part.arguments.clear();

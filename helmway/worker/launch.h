@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,8 @@ struct LoadedProgram {
   // Which of them are tokens. Outside the plugin an empty array stands for each.
   std::vector<bool> token_parameters;
   std::vector<bool> token_outputs;
+  // Whether there is room for what a run allocates; only for programs that allocate much.
+  std::function<absl::Status()> check_room;
 };
 
 // The empty array that stands for a token, which the plugin takes for one.

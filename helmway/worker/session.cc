@@ -207,9 +207,13 @@ void Session::FillSlots(absl::InlinedVector<std::pair<SlotRef, cluster::DeviceId
   }
   const bool token = contents.element_type == xla::ifrt::DTypeProto::KIND_TOKEN;
   const bool slow = FillIsSlow(contents);
-  auto fill = [self = shared_from_this(), work, token, contents = std::move(contents)] {
+  auto fill = [self = shared_from_this(), work, token, slow, contents = std::move(contents)] {
+    // A fill that is not slow takes the host's bytes as they are.
+    const absl::Status room = slow ? self->worker_->CheckRoom(contents.bytes.size) : absl::OkStatus();
     for (const auto& [slot, device] : work) {
-      if (token) {
+      if (!room.ok()) {
+        slot->Finish(room);
+      } else if (token) {
         FillSlotWithToken(self->worker_->tokens(), device, contents.memory_kind, slot);
       } else {
         FillSlot(self->worker_->client(), device, contents, slot);
@@ -421,6 +425,11 @@ void Session::Copy(cluster::CopyBuffers command) {
         if (default_layout && !HasDefaultLayout((*hold)->buffer)) {
           return CopyByWayOfHost(self->worker_->client(), std::move(*hold), device, memory->kind(),
                                  &self->worker_->host_memory(), result);
+        }
+        const auto bytes = static_cast<int64_t>((*hold)->buffer.OnDeviceSizeBytes().value_or(0));
+        if (absl::Status room = self->worker_->CheckRoom(bytes); !room.ok()) {
+          result->Finish(room);
+          return;
         }
         absl::StatusOr<pjrt::Buffer> buffer = (*hold)->buffer.CopyToMemory(memory);
         if (!buffer.ok()) {
@@ -680,6 +689,16 @@ absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
   return leased;
 }
 
+void Session::CheckRoomFor(const pjrt::LoadedExecutable& executable, int64_t devices,
+                           LoadedProgram& program) {
+  const absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats();
+  if (!stats.ok()) return;
+  const int64_t bytes = (stats->output_bytes - stats->alias_bytes + stats->temp_bytes) * devices;
+  if (bytes < base::kLargeAllocationBytes) return;
+  program.check_room = [worker = worker_, bytes] { return worker->CheckRoom(bytes); };
+  program.may_start_at_once = false;
+}
+
 absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
   auto program = std::make_shared<LoadedProgram>();
   std::unique_ptr<pjrt::LoadedExecutable> executable;
@@ -711,6 +730,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
+  CheckRoomFor(*executable, static_cast<int64_t>(result.devices.size()), *program);
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
@@ -798,6 +818,7 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   }
   program->spans_workers = true;
   program->token_outputs.resize(executable->num_outputs());
+  CheckRoomFor(*executable, static_cast<int64_t>(program->queues.size()), *program);
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();

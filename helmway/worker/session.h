@@ -76,6 +76,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWith(const pjrt::Client& client,
                                                                       const pjrt::CompileRequest& request);
+  // Sets `program`'s check_room if its runs allocate much.
+  void CheckRoomFor(const pjrt::LoadedExecutable& executable, int64_t devices, LoadedProgram& program);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/worker/python_callback.h"
 #include "helmway/worker/session.h"
@@ -60,6 +61,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
                          .host_memory = options.host_memory,
                          .threads = static_cast<int>(worker->client_->addressable_devices().size()) + 1});
   if (options.peers != nullptr) options.peers->SetReceiver(worker->collectives_);
+  worker->available_memory_ = options.available_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
     worker->queues_[device->id()] = std::make_unique<DeviceQueue>(device);
@@ -178,6 +180,14 @@ absl::StatusOr<std::shared_ptr<pjrt::Client>> Worker::CompilerFor(int devices) {
     client = *std::move(made);
   }
   return client;
+}
+
+absl::Status Worker::CheckRoom(int64_t bytes) const {
+  if (bytes < base::kLargeAllocationBytes || info_.platform_name != "cpu") return absl::OkStatus();
+  const int64_t available = available_memory_();
+  if (bytes <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("Out of memory: ", bytes, " bytes are needed, ", available, " are left"));
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {

@@ -1,17 +1,21 @@
 #ifndef HELMWAY_WORKER_WORKER_H_
 #define HELMWAY_WORKER_WORKER_H_
 
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "helmway/async/growing_pool.h"
 #include "helmway/async/outstanding.h"
 #include "helmway/async/thread_pool.h"
+#include "helmway/base/available_memory.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
@@ -34,6 +38,8 @@ struct WorkerOptions {
   int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
   std::shared_ptr<cluster::PeerSender> peers;  // null: it sends nothing to other workers
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  // What is left of the host's memory, which is also the devices' on the CPU platform.
+  std::function<int64_t()> available_memory = [] { return base::AvailableMemoryBytes(); };
 };
 
 // One PJRT client with its devices, and the in-process link to it. Any thread.
@@ -82,6 +88,9 @@ class Worker final : public cluster::WorkerLink {
   // Copies within host memory, which may be long.
   async::ThreadPool& assemblers() { return *assemblers_; }
   base::HostMemoryPool& host_memory() { return *host_memory_; }
+  // RESOURCE_EXHAUSTED if so many bytes of device memory are large and more than the host has left, on the
+  // CPU platform. It would give them out all the same and then be ended.
+  absl::Status CheckRoom(int64_t bytes) const;
 
  private:
   Worker() = default;
@@ -103,6 +112,7 @@ class Worker final : public cluster::WorkerLink {
   std::deque<cluster::SessionId> ended_ ABSL_GUARDED_BY(mu_);  // the last ones
   absl::flat_hash_map<int, std::shared_ptr<pjrt::Client>> compiler_clients_ ABSL_GUARDED_BY(mu_);
   async::Outstanding launches_;
+  std::function<int64_t()> available_memory_;
   Sequencer sequencer_;
   absl::flat_hash_map<cluster::DeviceId, std::unique_ptr<DeviceQueue>> queues_;
   std::unique_ptr<async::ThreadPool> transfers_;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -119,7 +120,8 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
                                   .virtual_devices = 4,
                                   .slice_index = 3,
                                   .task_index = 5,
-                                  .host_memory = pool_});
+                                  .host_memory = pool_,
+                                  .available_memory = available_memory_});
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     link_ = worker_.get();
@@ -303,6 +305,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
 
   const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
+  std::function<int64_t()> available_memory_ = [] { return base::AvailableMemoryBytes(); };
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<net::MessageStreamService> service_;
   std::unique_ptr<net::GrpcServer> server_;
@@ -1160,6 +1163,59 @@ TEST_P(WorkerTest, TokensComeFromTheHostAndFromPrograms) {
   session_->Fill(std::move(empty));
   Execute(*session_, {.arguments = {One(30), One(13)}, .results = {One(31), One(32)}});
   EXPECT_THAT(ReadOk(*session_, 32), ElementsAre(1, 2));
+}
+
+// ---- Room ----------------------------------------------------------------------------------------------
+
+class CrowdedWorkerTest : public WorkerTest {
+ protected:
+  // What is said to be left.
+  int64_t left_ = std::numeric_limits<int64_t>::max();
+  void SetUp() override {
+    available_memory_ = [this] { return left_; };
+    WorkerTest::SetUp();
+  }
+};
+
+TEST_P(CrowdedWorkerTest, WhatDoesNotFitIsRefused) {
+  constexpr int64_t kFloats = 68 << 20;
+  const std::string large = absl::StrCat("tensor<", kFloats, "xf32>");
+  const auto make = [&](const char* sharding, int devices) {
+    return absl::StrCat("module @make attributes {mhlo.num_partitions = ", devices,
+                        " : i32, mhlo.num_replicas = 1 : i32} { func.func public @main(%a: tensor<f32> "
+                        "{mhlo.sharding = \"{replicated}\"}) -> (",
+                        large, " {mhlo.sharding = \"", sharding,
+                        "\"}) {\n %0 = stablehlo.broadcast_in_dim %a, dims = [] : (tensor<f32>) -> ", large,
+                        "\n return %0 : ", large, "\n } }");
+  };
+  CompileOk(*session_, 1, make("{replicated}", 1));
+  CompileOk(*session_, 2, make("{devices=[4]<=[4]}", 4), {0, 1, 2, 3});
+  CompileOk(*session_, 3, AddOne(1));
+  for (BufferId i = 0; i < 4; ++i) {
+    cluster::HostContents scalar = Contents(1 + i, {7}, devices_[i]);
+    scalar.dims = {};
+    Declare(*session_, 1 + i, devices_[i]);
+    session_->Fill(std::move(scalar));
+  }
+  left_ = 4 * kFloats - 1;
+  const StatusAnswer one = Execute(*session_, {.arguments = {One(1)}, .results = {One(10)}});
+  EXPECT_EQ(one.Wait().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(one.Wait().message()), HasSubstr("285212672 bytes are needed, 285212671 are left"));
+  EXPECT_EQ(Read(*session_, 10).status(), one.Wait());
+  // The parts of a program count together.
+  const StatusAnswer four =
+      Execute(*session_, {.executable = 2, .arguments = {{1, 4, {}}}, .results = {{20, 4, {}}}});
+  EXPECT_EQ(four.Wait().code(), absl::StatusCode::kResourceExhausted);
+  // Others go on.
+  Put(*session_, 30, {1});
+  Execute(*session_, {.executable = 3, .arguments = {One(30)}, .results = {One(31)}});
+  EXPECT_THAT(ReadOk(*session_, 31), ElementsAre(2));
+
+  left_ = 4 * kFloats;
+  EXPECT_TRUE(Execute(*session_, {.arguments = {One(1)}, .results = {One(11)}}).Wait().ok());
+  left_ = 4 * kFloats - 1;
+  session_->Copy({.sources = One(11), .results = One(12), .devices = {devices_[1]}, .memory_kind = ""});
+  EXPECT_EQ(Await(*session_, {One(12)}).Wait().code(), absl::StatusCode::kResourceExhausted);
 }
 
 // ---- Names ---------------------------------------------------------------------------------------------
@@ -2119,6 +2175,7 @@ std::string LinkName(const ::testing::TestParamInfo<LinkKind>& kind) {
   return kind.param == LinkKind::kRemote ? "Remote" : "InProcess";
 }
 INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, kBothLinks, LinkName);
+INSTANTIATE_TEST_SUITE_P(Links, CrowdedWorkerTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, CallbackTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, AssembleTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, RemoteWorkerTest, ::testing::Values(LinkKind::kRemote), LinkName);
