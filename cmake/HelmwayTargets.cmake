@@ -101,7 +101,6 @@ function(helmway_proto_library)
   endif()
 endfunction()
 
-# A GoogleTest binary, one ctest entry. ENV: NAME=VALUE pairs set for the test.
 # Programs of a build with ThreadSanitizer tell it of the threads of libraries that it does not see into.
 if(HELMWAY_SANITIZE STREQUAL "thread")
   add_library(helmway_thread_sanitizer OBJECT "${CMAKE_SOURCE_DIR}/helmway/base/thread_sanitizer.cc"
@@ -116,14 +115,15 @@ function(helmway_link_sanitizer name)
   endif()
 endfunction()
 
+# A GoogleTest binary, one ctest entry. ENV: NAME=VALUE pairs set for the test.
 function(helmway_cc_test)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;ENV" ${ARGN})
   add_executable(${ARG_NAME} ${ARG_SRCS})
   target_compile_options(${ARG_NAME} PRIVATE ${HELMWAY_WARNINGS})
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
-  if(NOT HELMWAY_BUILD_TESTS)
   helmway_link_sanitizer(${ARG_NAME})
+  if(NOT HELMWAY_BUILD_TESTS)
     set_target_properties(${ARG_NAME} PROPERTIES EXCLUDE_FROM_ALL TRUE)
     return()
   endif()
@@ -139,5 +139,5 @@ function(helmway_cc_binary)
   target_compile_options(${ARG_NAME} PRIVATE ${HELMWAY_WARNINGS})
   target_include_directories(${ARG_NAME} PRIVATE "${CMAKE_SOURCE_DIR}")
   target_link_libraries(${ARG_NAME} PRIVATE ${ARG_DEPS} Threads::Threads)
-endfunction()
   helmway_link_sanitizer(${ARG_NAME})
+endfunction()
