@@ -134,9 +134,9 @@ print("done")
 """
 
 
-def start_program(source, server):
+def start_program(source, server, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-c", source],
+        [sys.executable, "-c", source, *arguments],
         env=server.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -159,6 +159,92 @@ def test_lost_worker_fails_what_needs_it_and_nothing_else(start):
     wait_until(lambda: "worker 2, process" in server.log())
     assert "by signal 9" in server.log()
     assert server.close() == 0
+
+
+STOP = '''
+import sys, time
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+x = jax.device_put(np.arange(16, dtype=np.float32), split)
+lives = jax.device_put(np.arange(3.0), jax.devices()[0])
+spans = jax.jit(lambda a: a + a.sum())
+local = jax.jit(lambda a: a + 1)
+jax.block_until_ready((spans(x), local(lives)))
+print("ready", flush=True)
+sys.stdin.readline()
+begin = time.monotonic()
+try:
+    np.asarray(spans(x))
+    raise AssertionError("no error")
+except RuntimeError as error:
+    message = str(error)
+assert time.monotonic() - begin < 60
+assert "DATA_LOSS" in message and "4096, 4097" in message, message
+assert "launch" in message and "all-reduce" in message, message
+np.testing.assert_array_equal(local(lives), np.arange(3) + 1)
+print("done")
+'''
+
+
+def test_a_stopped_worker_is_lost_in_bounded_time(start):
+    server = start("--workers", "3", "--devices-per-worker", "2", "--worker_timeout", "3")
+    program = start_program(STOP.replace("np.arange(16,", "np.arange(12,"), server)
+    assert program.stdout.readline() == "ready\n", program.communicate()
+    stopped = workers_of(server.process)[2]
+    os.kill(stopped, signal.SIGSTOP)
+    out, err = program.communicate("\n", timeout=120)
+    assert program.returncode == 0 and out == "done\n", err
+    # It ends with the others, stopped as it is.
+    assert server.close() == 0
+    assert not is_alive(stopped)
+
+
+TWO = '''
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+x = jax.device_put(np.arange(16, dtype=np.float32), split)
+spans = jax.jit(lambda a: a - a.mean() + 1)
+local = jax.jit(lambda a: a + 1)
+one = jax.device_put(np.arange(3.0), jax.devices()[int(sys.argv[1])])
+jax.block_until_ready((spans(x), local(one)))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(5):
+    for _ in range(30):
+        x = spans(x)
+        one = local(one)
+    np.testing.assert_allclose(np.asarray(x).mean(), 1, rtol=1e-5)
+    # By way of another worker into a program of all.
+    x = jax.device_put(local(jax.device_put(x, jax.devices()[-1 - int(sys.argv[1])])) - 1, split)
+np.testing.assert_array_equal(one, np.arange(3.0) + 150)
+print("done")
+'''
+
+
+def test_programs_of_several_clients_do_not_wait_for_each_other(start):
+    server = start("--workers", "4", "--devices-per-worker", "2")
+    programs = [start_program(TWO, server, str(device)) for device in (0, 3, 6)]
+    for program in programs:
+        assert program.stdout.readline() == "ready\n", program.communicate()
+    for program in programs:
+        program.stdin.write("\n")
+        program.stdin.flush()
+    # One that ends in the middle leaves no gap.
+    victim = start_program(TWO.replace("range(5)", "range(10**6)"), server, "1")
+    assert victim.stdout.readline() == "ready\n", victim.communicate()
+    victim.stdin.write("\n")
+    victim.stdin.flush()
+    time.sleep(0.3)
+    victim.kill()
+    victim.communicate()
+    for program in programs:
+        out, err = program.communicate(timeout=200)
+        assert program.returncode == 0 and out == "done\n", err
 
 
 def test_workers_end_with_the_server(start, helmway_binary):
@@ -189,6 +275,7 @@ def test_a_worker_told_to_end_says_so(start):
         (["--slices=2"], "--slices needs --workers"),
         (["--devices_per_worker=2"], "--devices_per_worker needs --workers"),
         (["--workers=0"], "workers"),
+        (["--worker_timeout=5"], "--worker_timeout needs --workers"),
     ],
 )
 def test_impossible_shapes_are_refused(helmway_binary, arguments, message):

@@ -69,6 +69,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
                                net::ConnectToWorker({.address = worker.address,
                                                      .name = worker.name,
                                                      .incarnation = worker.incarnation,
+                                                     .timeout = options.worker_timeout,
                                                      .software = Software(),
                                                      .streams = &streams_,
                                                      .host_memory = host_memory}));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace helmway::apps {
 
@@ -22,6 +23,8 @@ struct RemoteWorkerAddress {
 struct EmbeddedServerOptions {
   std::string listen_address;                // "127.0.0.1:0", "[::]:29000"
   std::vector<RemoteWorkerAddress> workers;  // empty: the worker is in this process
+  // Of those: one without a sign of life for so long is lost.
+  absl::Duration worker_timeout = absl::InfiniteDuration();
   // The next three are of the worker in this process:
   int devices = 1;                       // virtual CPU devices
   std::string plugin_path;               // shared library that exports GetPjrtApi

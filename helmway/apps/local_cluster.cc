@@ -93,6 +93,7 @@ const FlagTable& LocalWorkerFlags() {
                    .default_value = "1",
                    .help = "Open file that gets port and incarnation."},
                   PythonFlag()}};
+    for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
   }();
@@ -112,7 +113,7 @@ absl::Status LocalCluster::StartWorker(const LocalClusterOptions& options, int n
                                       absl::StrCat("--pjrt_plugin=", options.plugin_path),
                                       absl::StrCat("--python=", options.python),
                                       absl::StrCat("--report_fd=", report_fd)};
-  command.insert(command.end(), options.logging.begin(), options.logging.end());
+  command.insert(command.end(), options.flags.begin(), options.flags.end());
   HELMWAY_ASSIGN_OR_RETURN(const pid_t child, StartChild(command, options.environment, options.signal_mask,
                                                          {.background = true, .kept_fd = report_fd}));
   children_.push_back(child);
@@ -200,7 +201,8 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
                                       .plugin_path = flags.String("pjrt_plugin"),
                                       .python = flags.String("python"),
                                       .incarnation = incarnation,
-                                      .software = Software()});
+                                      .software = Software(),
+                                      .timeouts = TimeoutsFrom(flags)});
   if (!server.ok()) return fail(server.status());
   const absl::Status placed = (*server)->Place({.number = number,
                                                 .slice = static_cast<int>(flags.Int("slice")),

@@ -25,7 +25,7 @@ struct LocalClusterOptions {
   int slices = 1;  // divides the workers; neighbours make up a slice
   std::string plugin_path;
   std::string python;
-  std::vector<std::string> logging;  // flags, as for this process
+  std::vector<std::string> flags;  // of logging and timeouts, as for this process
   Environment environment;
   sigset_t signal_mask;
   absl::Duration start_timeout = absl::Minutes(2);

@@ -150,6 +150,30 @@ FlagSpec NodeType(absl::string_view default_type) {
 
 }  // namespace
 
+std::vector<FlagSpec> TimeoutFlags() {
+  return {
+      {.name = kWorkerTimeout,
+       .type = FlagType::kInt,
+       .default_value = "60",
+       .help =
+           "A worker process that gives no sign of life for so many seconds is lost, whatever it computes.",
+       .min = 1,
+       .max = 1 << 20},
+      {.name = kCollectiveTimeout,
+       .type = FlagType::kInt,
+       .default_value = "3600",
+       .help = "A run of a program fails when a collective has waited so many seconds for devices of workers "
+               "that are alive; 0 waits for ever.",
+       .max = 1 << 30}};
+}
+
+WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags) {
+  WorkerTimeouts timeouts;
+  timeouts.peer = absl::Seconds(flags.Int(kWorkerTimeout));
+  if (flags.Int(kCollectiveTimeout) > 0) timeouts.collective = absl::Seconds(flags.Int(kCollectiveTimeout));
+  return timeouts;
+}
+
 FlagSpec PythonFlag() {
   return {.name = "python",
           .help =

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "helmway/apps/flags.h"
 #include "helmway/apps/instance_type.h"
+#include "helmway/apps/worker_server.h"
 
 namespace helmway::apps {
 
@@ -27,6 +28,12 @@ std::vector<FlagSpec> LoggingFlags();
 
 // --python, for commands that run programs.
 FlagSpec PythonFlag();
+
+// How long workers of `helmway up` are waited for, in seconds.
+inline constexpr char kWorkerTimeout[] = "worker_timeout";
+inline constexpr char kCollectiveTimeout[] = "collective_timeout";
+std::vector<FlagSpec> TimeoutFlags();
+WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags);
 
 // What --temporary_flags_for_debugging may say that has a meaning here.
 struct DebuggingOptions {

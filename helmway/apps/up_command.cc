@@ -47,7 +47,7 @@ int WaitForChild(pid_t child, BlockedSignals& signals, LocalCluster* workers) {
 
 void CheckShape(ParsedFlags& flags) {
   if (!flags.Has("workers")) {
-    for (const char* name : {"devices_per_worker", "slices"}) {
+    for (const char* name : {"devices_per_worker", "slices", kWorkerTimeout, kCollectiveTimeout}) {
       if (flags.Has(name)) flags.Error(name, absl::StrCat("--", name, " needs --workers"));
     }
     return;
@@ -61,12 +61,15 @@ void CheckShape(ParsedFlags& flags) {
   }
 }
 
-// The flags of logging that were given, for the processes of the workers.
-std::vector<std::string> GivenLoggingFlags(const ParsedFlags& flags) {
+// The flags of logging and timeouts that were given, for the processes of the workers.
+std::vector<std::string> FlagsForWorkers(const ParsedFlags& flags) {
   std::vector<std::string> given;
   if (flags.Has("v")) given.push_back(absl::StrCat("--v=", flags.Int("v")));
   if (flags.Has("vmodule")) given.push_back(absl::StrCat("--vmodule=", flags.String("vmodule")));
   if (flags.Has("minloglevel")) given.push_back(absl::StrCat("--minloglevel=", flags.Int("minloglevel")));
+  for (const char* name : {kWorkerTimeout, kCollectiveTimeout}) {
+    if (flags.Has(name)) given.push_back(absl::StrCat("--", name, "=", flags.Int(name)));
+  }
   return given;
 }
 
@@ -118,6 +121,7 @@ const FlagTable& UpFlags() {
                   "of the Python environment."},
              PythonFlag()},
         .takes_command = true};
+    for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
   }();
@@ -157,7 +161,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                              .slices = static_cast<int>(flags.Int("slices")),
                              .plugin_path = *plugin,
                              .python = *python,
-                             .logging = GivenLoggingFlags(flags),
+                             .flags = FlagsForWorkers(flags),
                              .environment = context.environment,
                              .signal_mask = signals.original_mask()});
     if (!started.ok()) return fail(started.status(), kExitFailure);
@@ -166,6 +170,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
   auto server =
       context.start_server({.listen_address = *std::move(address),
                             .workers = workers ? workers->workers() : std::vector<RemoteWorkerAddress>(),
+                            .worker_timeout = TimeoutsFrom(flags).peer,
                             .devices = static_cast<int>(flags.Int("devices")),
                             .plugin_path = *std::move(plugin),
                             .python = *std::move(python),

@@ -42,8 +42,10 @@ class WorkerServerImpl final : public WorkerServer {
     options.process_id = place.number;
     options.peers = net::MakePeerSender({.software = options_.software,
                                          .self = {peer_address, options_.incarnation},
+                                         .timeout = options_.timeouts.peer,
                                          .streams = &streams_,
                                          .host_memory = host_memory});
+    options.collective_wait_limit = options_.timeouts.collective;
     options.host_memory = host_memory;
     HELMWAY_ASSIGN_OR_RETURN(worker_, worker::Worker::Create(options));
     service_.bind(worker_.get(), {.incarnation = options_.incarnation,

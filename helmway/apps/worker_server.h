@@ -8,8 +8,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace helmway::apps {
+
+// For how long other workers are waited for.
+struct WorkerTimeouts {
+  absl::Duration peer = absl::InfiniteDuration();        // without a sign of life: lost
+  absl::Duration collective = absl::InfiniteDuration();  // waited for in a collective: its launch fails
+};
 
 struct WorkerServerOptions {
   std::string listen_address;  // "127.0.0.1:0", "[::]:29005"
@@ -17,6 +24,7 @@ struct WorkerServerOptions {
   std::string python;          // command whose jaxlib has JAX's custom calls; empty = none
   uint64_t incarnation = 0;    // of this process, random
   std::string software;        // of this process, for messages
+  WorkerTimeouts timeouts;
 };
 
 // Where a worker belongs.

@@ -41,7 +41,7 @@ struct ExecutableRoute {
 
 class GroupSession final : public SessionLink, public std::enable_shared_from_this<GroupSession> {
  public:
-  GroupSession(const WorkerGroup* group, SessionId id, const std::shared_ptr<CallbackSink>& callbacks)
+  GroupSession(WorkerGroup* group, SessionId id, const std::shared_ptr<CallbackSink>& callbacks)
       : group_(group), dirty_(group->size()) {
     for (WorkerIndex w = 0; w < group->size(); ++w) {
       parts_.push_back(group->worker(w).OpenSession(id, callbacks));
@@ -90,7 +90,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
     }
   }
 
-  void ReleaseLaunch(LaunchId id) override {
+  // The group gives the places.
+  void ReleaseLaunch(LaunchId id, uint64_t /*place*/) override {
     std::vector<WorkerIndex> workers;
     {
       base::MutexLock lock(&mu_);
@@ -99,7 +100,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
       workers = std::move(it->second);
       held_.erase(it);
     }
-    for (const WorkerIndex w : workers) parts_[w]->ReleaseLaunch(id);
+    const std::vector<uint64_t> places = group_->TakePlaces(workers);
+    for (size_t i = 0; i < workers.size(); ++i) parts_[workers[i]]->ReleaseLaunch(id, places[i]);
   }
 
   void Copy(CopyBuffers command) override;
@@ -263,7 +265,7 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
     for (const Sending& sending : failed) parts_[sending.to]->Fail(sending.targets, status);
   }
 
-  const WorkerGroup* const group_;
+  WorkerGroup* const group_;
   std::vector<std::shared_ptr<SessionLink>> parts_;  // by worker
   std::vector<std::atomic<bool>> dirty_;             // has launches that wait for Flush
   // Names for buffers that the proxy knows nothing of; those that it gives stay below.
@@ -314,12 +316,15 @@ void GroupSession::Execute(Launch launch) {
   if (route.workers.size() <= 1) {
     // An executable that nobody knows any more is for any worker to refuse.
     const WorkerIndex w = route.workers.empty() ? 0 : route.workers[0];
+    launch.place = launch.held ? 0 : group_->TakePlaces({w})[0];
     dirty_[w].store(true, std::memory_order_relaxed);
     parts_[w]->Execute(std::move(launch));
     return;
   }
   auto all = std::make_shared<AllOf>(
       route.workers.size(), launch.on_done ? std::move(launch.on_done) : [](const absl::Status&) {});
+  std::vector<uint64_t> places(route.workers.size(), 0);
+  if (!launch.held) places = group_->TakePlaces(route.workers);
   for (size_t i = 0; i < route.workers.size(); ++i) {
     const WorkerIndex w = route.workers[i];
     Launch part;
@@ -336,6 +341,7 @@ void GroupSession::Execute(Launch launch) {
     part.held = launch.held;
     part.user_context = launch.user_context;
     part.stream = launch.stream;
+    part.place = places[i];
     part.on_done = [all, i](const absl::Status& status) { all->Give(i, status); };
     dirty_[w].store(true, std::memory_order_relaxed);
     parts_[w]->Execute(std::move(part));
@@ -653,6 +659,7 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(
   if (workers.empty()) return absl::InvalidArgumentError("a group of no workers");
   auto group = std::unique_ptr<WorkerGroup>(new WorkerGroup());
   group->workers_ = std::move(workers);
+  group->places_taken_.assign(group->workers_.size(), 0);
   WorkerInfo& all = group->info_;
   all.platform_name = group->workers_[0]->info().platform_name;
   all.platform_version = group->workers_[0]->info().platform_version;
@@ -679,6 +686,14 @@ absl::StatusOr<std::unique_ptr<WorkerGroup>> WorkerGroup::Create(
     }
   }
   return group;
+}
+
+std::vector<uint64_t> WorkerGroup::TakePlaces(const std::vector<WorkerIndex>& workers) {
+  std::vector<uint64_t> places;
+  places.reserve(workers.size());
+  base::MutexLock lock(&mu_);
+  for (const WorkerIndex w : workers) places.push_back(++places_taken_[w]);
+  return places;
 }
 
 int WorkerGroup::WorkerOf(DeviceId device) const {

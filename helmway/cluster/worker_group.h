@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "helmway/base/mutex.h"
 #include "helmway/cluster/placement.h"
 #include "helmway/cluster/worker_link.h"
 
@@ -36,6 +38,10 @@ class WorkerGroup final : public WorkerLink {
   WorkerLink& worker(WorkerIndex index) const { return *workers_[index]; }
   // The worker of a device, or -1.
   int WorkerOf(DeviceId device) const;
+  // The next places in the orders of these workers' launches (Launch::place), one for each. Launches that
+  // were given places one after the other have them in that order on every worker that they share, so that
+  // two never wait for each other.
+  std::vector<uint64_t> TakePlaces(const std::vector<WorkerIndex>& workers);
 
  private:
   WorkerGroup() = default;
@@ -43,6 +49,8 @@ class WorkerGroup final : public WorkerLink {
   std::vector<std::unique_ptr<WorkerLink>> workers_;
   WorkerInfo info_;
   absl::flat_hash_map<DeviceId, WorkerIndex> worker_of_device_;
+  base::Mutex mu_;
+  std::vector<uint64_t> places_taken_ ABSL_GUARDED_BY(mu_);  // by worker
 };
 
 }  // namespace helmway::cluster

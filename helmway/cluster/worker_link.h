@@ -120,6 +120,11 @@ struct Launch {
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
   uint64_t user_context = 0;
+  // Its place in the order of all launches that the proxy commands to the worker, whatever their session: 1,
+  // 2,
+  // ..., each once. The worker takes no launch before all with lower places. 0: as it comes, and so for
+  // launches that are held, which get their place when they are released.
+  uint64_t place = 0;
 };
 
 // result[i] becomes a copy of source[i] on device[i] and in a memory of that kind.
@@ -267,7 +272,8 @@ class SessionLink {
   // Starts what waits for it, maybe on this thread: callbacks of launches and of what depends on them may
   // run inside the call. To be called soon after Execute, with no lock held.
   virtual void Flush() = 0;
-  virtual void ReleaseLaunch(LaunchId id) = 0;
+  // `place`: as Launch::place.
+  virtual void ReleaseLaunch(LaunchId id, uint64_t place) = 0;
   virtual void Copy(CopyBuffers command) = 0;
   virtual void Send(SendBuffers command) = 0;
   virtual void Receive(ReceiveBuffers command) = 0;

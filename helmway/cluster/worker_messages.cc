@@ -206,6 +206,7 @@ proto::Execute ToProto(const Launch& launch) {
   message.set_held(launch.held);
   message.set_user_context(launch.user_context);
   message.set_stream(launch.stream);
+  message.set_place(launch.place);
   return message;
 }
 
@@ -220,6 +221,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.held = message.held();
   launch.user_context = message.user_context();
   launch.stream = message.stream();
+  launch.place = message.place();
   return launch;
 }
 

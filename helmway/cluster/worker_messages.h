@@ -16,7 +16,8 @@ namespace helmway::cluster {
 
 // Version of the protocol between proxies and workers. A log:
 //   1  2026-11-29  first
-inline constexpr uint32_t kWorkerProtocol = 1;
+//   2  2026-11-29  launches have places in an order over all sessions
+inline constexpr uint32_t kWorkerProtocol = 2;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);

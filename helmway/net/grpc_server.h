@@ -23,6 +23,9 @@ class PolledService {
   virtual void Stop() = 0;
 };
 
+// The least time between two questions of a peer whether this process lives.
+inline constexpr int kMinPingMilliseconds = 100;
+
 // A listening gRPC server with plain-text credentials, no message size limits below protobuf's own, the
 // standard health service, and windows and frames sized for bulk data. Thread-safe.
 class GrpcServer {

@@ -4,6 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <deque>
@@ -406,12 +407,22 @@ std::shared_ptr<MessageStream> MessageStreamClient::Open(const std::shared_ptr<g
   return end;
 }
 
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, absl::Duration timeout) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(INT_MAX);
   arguments.SetMaxSendMessageSize(INT_MAX);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 2 << 20);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
+  if (timeout < absl::InfiniteDuration()) {
+    // Half of it between two questions, half for the answer.
+    const auto half = static_cast<int>(
+        std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout) / 2, kMinPingMilliseconds, INT_MAX));
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, half);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half);
+    // Else gRPC asks no more once nothing has been sent for a while.
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_MIN_SENT_PING_INTERVAL_WITHOUT_DATA_MS, half);
+  }
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "helmway/net/grpc_server.h"
 
 namespace helmway::net {
@@ -79,8 +80,11 @@ class MessageStreamClient {
   std::unique_ptr<State> state_;
 };
 
-// A channel for bulk data between roles: plain text, no message size limits, large frames.
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address);
+// A channel for bulk data between roles: plain text, no message size limits, large frames. A peer whose
+// process gives no sign of life for `timeout` while a stream is open ends its streams with UNAVAILABLE; what
+// it computes meanwhile does not matter.
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
+                                           absl::Duration timeout = absl::InfiniteDuration());
 
 }  // namespace helmway::net
 

@@ -142,7 +142,7 @@ class PeerSenderImpl final : public cluster::PeerSender {
 
   std::shared_ptr<Peer> Open(const cluster::PeerAddress& to) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     auto peer = std::make_shared<Peer>(to, options_.host_memory, receiver_);
-    auto stream = options_.streams->Open(OpenChannel(to.address), kPeerMethod, peer);
+    auto stream = options_.streams->Open(OpenChannel(to.address, options_.timeout), kPeerMethod, peer);
     proto::PeerMessage message;
     message.mutable_hello()->set_protocol(cluster::kWorkerProtocol);
     message.mutable_hello()->set_software(options_.software);

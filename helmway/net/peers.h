@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/time/time.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/message_stream.h"
@@ -13,6 +14,8 @@ namespace helmway::net {
 struct PeersOptions {
   std::string software;       // of this process, for messages
   cluster::PeerAddress self;  // where this worker takes what others send, so that they know who speaks
+  // A peer that gives no sign of life for so long is lost.
+  absl::Duration timeout = absl::InfiniteDuration();
   // Must outlive the sender.
   MessageStreamClient* streams = nullptr;
   std::shared_ptr<base::HostMemoryPool> host_memory;

@@ -31,11 +31,13 @@ using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, con
 class RemoteSession final : public cluster::SessionLink, public std::enable_shared_from_this<RemoteSession> {
  public:
   // `python`: takes the calls of programs to their client; null where no programs run.
+  // `proxy`: the session of the proxy itself; null for that one.
   RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks,
-                std::shared_ptr<cluster::CallbackSink> python)
+                std::shared_ptr<cluster::CallbackSink> python, std::shared_ptr<RemoteSession> proxy)
       : options_(options),
         callbacks_(std::move(callbacks)),
         python_(std::move(python)),
+        proxy_(std::move(proxy)),
         transfers_(options.host_memory, MakeBulkPiece) {}
   ~RemoteSession() override = default;
 
@@ -68,11 +70,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   }
   void Execute(cluster::Launch launch) override;
   void Flush() override;
-  void ReleaseLaunch(cluster::LaunchId id) override {
-    proto::Command message;
-    message.set_release_launch(id);
-    SendNow(std::move(message));
-  }
+  void ReleaseLaunch(cluster::LaunchId id, uint64_t place) override;
   void Copy(cluster::CopyBuffers command) override {
     proto::Command message;
     *message.mutable_copy() = cluster::ToProto(command);
@@ -121,6 +119,13 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
   void Close() override;
 
+  // Of the proxy's own session: launches of others that had these places will not come.
+  void Skip(const std::vector<uint64_t>& places) {
+    proto::Command message;
+    message.mutable_skip()->mutable_places()->Add(places.begin(), places.end());
+    SendNow(std::move(message));
+  }
+
   // ---- From the streams ----
   absl::Status OnEvent(const grpc::ByteBuffer& message);
   absl::Status OnPiece(const grpc::ByteBuffer& message);
@@ -128,6 +133,10 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
 
  private:
   using LaunchDone = absl::AnyInvocable<void(const absl::Status&)>;
+  struct UnderWay {
+    LaunchDone done;     // may be null
+    uint64_t place = 0;  // in the worker's order, if it has one
+  };
 
   void Post(proto::Command command);
   void SendNow(proto::Command command, const base::HostBytes& bytes = {});
@@ -142,6 +151,8 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   const RemoteWorkerOptions options_;
   const std::shared_ptr<async::ThreadPool> callbacks_;
   const std::shared_ptr<cluster::CallbackSink> python_;
+  const std::shared_ptr<RemoteSession> proxy_;
+  uint64_t id_ = 0;  // since Open
   Transfers transfers_;
 
   base::Mutex mu_;
@@ -151,7 +162,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   bool unflushed_ ABSL_GUARDED_BY(mu_) = false;  // the worker has launches, or will, that wait for a flush
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<cluster::LaunchId, LaunchDone> launches_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<cluster::LaunchId, UnderWay> launches_ ABSL_GUARDED_BY(mu_);
   std::vector<LaunchDone> when_lost_ ABSL_GUARDED_BY(mu_);
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // not OK: the session is over, and why
 };
@@ -184,7 +195,9 @@ void RemoteSession::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t
   proto::Hello greeting;
   greeting.set_protocol(cluster::kWorkerProtocol);
   greeting.set_software(options_.software);
+  id_ = id;
   greeting.set_session(id);
+  greeting.set_proxy(proxy_ == nullptr ? id : proxy_->id_);
   greeting.set_incarnation(options_.incarnation);
   auto commands =
       options_.streams->Open(channel, kCommandsMethod, std::make_shared<EventReceiver>(shared_from_this()));
@@ -234,7 +247,7 @@ void RemoteSession::Execute(cluster::Launch launch) {
     base::MutexLock lock(&mu_);
     ended = ended_;
     if (ended.ok()) {
-      if (on_done) launches_.emplace(launch.id, std::move(on_done));
+      launches_.emplace(launch.id, UnderWay{std::move(on_done), launch.place});
       *batch_.add_commands() = std::move(message);
       unflushed_ = true;
       if (batch_.commands_size() >= kMaxBatch) {
@@ -245,7 +258,24 @@ void RemoteSession::Execute(cluster::Launch launch) {
       return;
     }
   }
+  if (launch.place != 0) proxy_->Skip({launch.place});
   if (on_done) LaterFail([on_done = std::move(on_done), ended]() mutable { on_done(ended); });
+}
+
+void RemoteSession::ReleaseLaunch(cluster::LaunchId id, uint64_t place) {
+  proto::Command message;
+  message.mutable_release_launch()->set_launch(id);
+  message.mutable_release_launch()->set_place(place);
+  {
+    base::MutexLock lock(&mu_);
+    if (const auto it = launches_.find(id); ended_.ok() && it != launches_.end()) {
+      it->second.place = place;
+      *batch_.add_commands() = std::move(message);
+      SendLocked();
+      return;
+    }
+  }
+  if (place != 0) proxy_->Skip({place});
 }
 
 void RemoteSession::LaterFail(absl::AnyInvocable<void()> callback) {
@@ -386,10 +416,10 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
       base::MutexLock lock(&mu_);
       const auto it = launches_.find(event.launch_done());
       if (it == launches_.end()) return absl::OkStatus();
-      done = std::move(it->second);
+      done = std::move(it->second.done);
       launches_.erase(it);
     }
-    done(status);
+    if (done) done(status);
     return absl::OkStatus();
   }
   if (event.has_callback()) return OnCallback(std::move(*event.mutable_callback()), frame);
@@ -504,7 +534,15 @@ void RemoteSession::End(const absl::Status& status) {
   transfers_.Fail(status);
   proto::Event none;
   for (auto& [call, answered] : calls) answered(status, none, nullptr);
-  for (auto& [id, done] : launches) done(status);
+  // Others are not to wait for launches that may never have got there.
+  std::vector<uint64_t> places;
+  for (const auto& [id, launch] : launches) {
+    if (launch.place != 0) places.push_back(launch.place);
+  }
+  if (!places.empty()) proxy_->Skip(places);
+  for (auto& [id, launch] : launches) {
+    if (launch.done) launch.done(status);
+  }
   if (absl::IsCancelled(status)) return;
   for (auto& lost : when_lost) lost(status);
 }
@@ -513,10 +551,10 @@ class RemoteWorker final : public cluster::WorkerLink {
  public:
   explicit RemoteWorker(const RemoteWorkerOptions& options)
       : options_(options),
-        channel_(OpenChannel(options.address)),
+        channel_(OpenChannel(options.address, options.timeout)),
         callbacks_(std::make_shared<async::ThreadPool>(
             async::ThreadPool::Options{.name = "lost-worker", .threads = 1, .max_queued = size_t{1} << 24})),
-        control_(std::make_shared<RemoteSession>(options, callbacks_, nullptr)) {}
+        control_(std::make_shared<RemoteSession>(options, callbacks_, nullptr, nullptr)) {}
   ~RemoteWorker() override { control_->Close(); }
 
   absl::Status Connect() {
@@ -541,7 +579,7 @@ class RemoteWorker final : public cluster::WorkerLink {
 
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override {
-    auto link = std::make_shared<RemoteSession>(options_, callbacks_, std::move(callbacks));
+    auto link = std::make_shared<RemoteSession>(options_, callbacks_, std::move(callbacks), control_);
     link->Open(channel_, session, [](const absl::Status&, proto::Event&, const FrameReader*) {});
     return link;
   }

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/message_stream.h"
@@ -16,7 +17,9 @@ struct RemoteWorkerOptions {
   std::string address;       // host:port
   std::string name;          // of the worker, for messages: "worker 1 of slice 0"
   uint64_t incarnation = 0;  // the one that is meant; 0: any
-  std::string software;      // of this process, for messages
+  // A worker that gives no sign of life for so long is lost.
+  absl::Duration timeout = absl::InfiniteDuration();
+  std::string software;  // of this process, for messages
   // Both must outlive the link and its sessions.
   MessageStreamClient* streams = nullptr;
   std::shared_ptr<base::HostMemoryPool> host_memory;

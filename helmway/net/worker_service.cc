@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 
 #include <atomic>
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_messages.h"
+#include "helmway/net/launch_order.h"
 #include "helmway/net/remote_callbacks.h"
 #include "helmway/net/transfers.h"
 
@@ -24,6 +26,10 @@ namespace proto = cluster::proto;
 constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
 constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
 constexpr char kPeerMethod[] = "/helmway.cluster.WorkerService/Peer";
+
+// Commands of a session whose launch waits for its turn. Bytes of arrays are not among them, but for small
+// ones.
+constexpr int64_t kMaxUnreadBytes = 256 << 20;
 
 // What both streams of a session share.
 struct ServedSession {
@@ -76,9 +82,25 @@ class ServedSessions {
     sessions_.erase(id);
   }
 
+  // The order of the launches of a proxy. Null: the proxy's own stream is not here.
+  std::shared_ptr<LaunchOrder> FindOrder(uint64_t proxy) const {
+    const auto it = orders_.find(proxy);
+    return it == orders_.end() ? nullptr : it->second;
+  }
+  std::shared_ptr<LaunchOrder> MakeOrder(uint64_t proxy) {
+    return orders_[proxy] = std::make_shared<LaunchOrder>();
+  }
+  void EndOrder(uint64_t proxy) {
+    if (auto order = orders_.extract(proxy)) {
+      order.mapped()->End(absl::UnavailableError("the proxy is gone that orders the session's launches"));
+    }
+  }
+
  private:
   WorkerServiceOptions options_;  // written before worker_
   std::atomic<cluster::WorkerLink*> worker_{nullptr};
+  // By proxy. Of the streams' one thread.
+  absl::flat_hash_map<uint64_t, std::shared_ptr<LaunchOrder>> orders_;
   base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
 };
@@ -221,22 +243,27 @@ class PeerReceiver final : public MessageReceiver {
   cluster::PeerAddress peer_;
 };
 
-class CommandReceiver final : public MessageReceiver {
+class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waiter {
  public:
   CommandReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
       : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
 
   void OnMessage(grpc::ByteBuffer& message) override {
-    const absl::Status status = Take(message);
-    if (!status.ok()) {
-      LOG(WARNING) << "ending a session: " << status;
-      stream_->Close(status);
+    if (refused_) return;
+    if (waits_for_ == 0) return EndIfBad(Take(message));
+    unread_bytes_ += static_cast<int64_t>(message.Length());
+    if (unread_bytes_ > kMaxUnreadBytes) {
+      return EndIfBad(absl::ResourceExhaustedError("a session sends on while its launch waits for its turn"));
     }
+    unread_.emplace_back();
+    unread_.back().Swap(&message);
   }
 
   void OnEnd(const absl::Status& /*status*/) override {
     stream_ = nullptr;
     if (session_ == nullptr) return;
+    if (waits_for_ != 0) order_->StopWaiting(waits_for_, this);
+    if (is_proxy_) sessions_->EndOrder(id_);
     sessions_->Forget(id_);
     session_->transfers.Fail(absl::CancelledError("the session has ended"));
     session_->link->Close();
@@ -245,18 +272,68 @@ class CommandReceiver final : public MessageReceiver {
   }
 
  private:
+  void EndIfBad(const absl::Status& status) {
+    if (status.ok() || refused_) return;
+    refused_ = true;
+    LOG(WARNING) << "ending a session: " << status;
+    stream_->Close(status);
+  }
+
   absl::Status Take(const grpc::ByteBuffer& message) {
-    HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &batch_));
-    const int count = batch_.commands_size();
-    for (int i = 0; i < count; ++i) {
-      proto::Command& command = *batch_.mutable_commands(i);
+    HELMWAY_ASSIGN_OR_RETURN(frame_, FrameReader::Open(message, &batch_));
+    next_command_ = 0;
+    return DoBatch();
+  }
+
+  absl::Status DoBatch() {
+    for (; next_command_ < batch_.commands_size(); ++next_command_) {
+      proto::Command& command = *batch_.mutable_commands(next_command_);
       if (session_ == nullptr) {
         HELMWAY_RETURN_IF_ERROR(Begin(command));
-      } else {
-        HELMWAY_RETURN_IF_ERROR(Do(command, i + 1 == count ? &frame : nullptr));
+        continue;
       }
+      const uint64_t place = command.has_execute()          ? command.execute().place()
+                             : command.has_release_launch() ? command.release_launch().place()
+                                                            : 0;
+      if (place != 0) {
+        HELMWAY_RETURN_IF_ERROR(AskForTurn(place));
+        if (waits_for_ != 0) return absl::OkStatus();
+      }
+      const bool last = next_command_ + 1 == batch_.commands_size();
+      HELMWAY_RETURN_IF_ERROR(Do(command, last ? &*frame_ : nullptr));
+      if (place != 0) order_->Take();
     }
+    frame_.reset();
     return absl::OkStatus();
+  }
+
+  // Sets waits_for_ if it is not the launch's turn.
+  absl::Status AskForTurn(uint64_t place) {
+    if (order_ == nullptr) return absl::InvalidArgumentError("a place in an order that does not exist");
+    if (order_->IsTurnOf(place)) return absl::OkStatus();
+    // The proxy gives up places of sessions that end.
+    if (order_->IsOver(place)) return absl::CancelledError("the session has ended");
+    if (!order_->Wait(place, this)) return absl::InvalidArgumentError("two launches with one place");
+    waits_for_ = place;
+    return absl::OkStatus();
+  }
+
+  // ---- LaunchOrder::Waiter ----
+  void OnTurn() override {
+    waits_for_ = 0;
+    absl::Status status = DoBatch();
+    while (status.ok() && waits_for_ == 0 && !unread_.empty()) {
+      grpc::ByteBuffer message;
+      message.Swap(&unread_.front());
+      unread_.pop_front();
+      unread_bytes_ -= static_cast<int64_t>(message.Length());
+      status = Take(message);
+    }
+    EndIfBad(status);
+  }
+  void OnOrderEnd(const absl::Status& status) override {
+    waits_for_ = 0;
+    EndIfBad(status);
   }
 
   absl::Status Begin(const proto::Command& command) {
@@ -267,6 +344,9 @@ class CommandReceiver final : public MessageReceiver {
     worker_ = &sessions_->worker();
     memory_ = sessions_->options().host_memory;
     forwarder_ = std::make_shared<CallbackForwarder>(stream_, &session->transfers, memory_);
+    const uint64_t proxy = command.hello().proxy();
+    is_proxy_ = proxy == id_;
+    order_ = is_proxy_ ? sessions_->MakeOrder(proxy) : sessions_->FindOrder(proxy);
     session->link = worker_->OpenSession(id_, forwarder_);
     session_ = std::move(session);
     proto::Event event;
@@ -339,7 +419,7 @@ class CommandReceiver final : public MessageReceiver {
         link.Flush();
         return absl::OkStatus();
       case proto::Command::kReleaseLaunch:
-        link.ReleaseLaunch(command.release_launch());
+        link.ReleaseLaunch(command.release_launch().launch(), 0);
         return absl::OkStatus();
       case proto::Command::kCopy:
         link.Copy(cluster::FromProto(command.copy()));
@@ -483,6 +563,10 @@ class CommandReceiver final : public MessageReceiver {
         Answer(*stream_, event, devices.status());
         return absl::OkStatus();
       }
+      case proto::Command::kSkip:
+        if (!is_proxy_) return absl::InvalidArgumentError("only a proxy's own stream gives up places");
+        for (const uint64_t place : command.skip().places()) order_->Skip(place);
+        return absl::OkStatus();
       case proto::Command::kHello:
       case proto::Command::COMMAND_NOT_SET:
         break;
@@ -498,6 +582,16 @@ class CommandReceiver final : public MessageReceiver {
   uint64_t id_ = 0;
   std::shared_ptr<ServedSession> session_;
   std::shared_ptr<CallbackForwarder> forwarder_;  // of the session
+  bool is_proxy_ = false;
+  std::shared_ptr<LaunchOrder> order_;  // null: of launches without places
+  bool refused_ = false;
+  // The messages under way, of which commands from next_command_ on are to be done.
+  std::optional<FrameReader> frame_;
+  int next_command_ = 0;
+  // The place for whose turn the next command waits, or 0; and the messages that have come meanwhile.
+  uint64_t waits_for_ = 0;
+  std::deque<grpc::ByteBuffer> unread_;
+  int64_t unread_bytes_ = 0;
   proto::Commands batch_;
 };
 

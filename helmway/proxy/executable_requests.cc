@@ -232,7 +232,7 @@ void Session::ReleaseHeldLaunches() {
     if (!std::all_of(first.arrivals.begin(), first.arrivals.end(),
                      [](const auto& arrival) { return arrival->here; }))
       return;
-    link_->ReleaseLaunch(first.id);
+    link_->ReleaseLaunch(first.id, 0);
     held_.pop_front();
   }
 }

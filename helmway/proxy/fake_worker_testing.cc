@@ -342,7 +342,7 @@ void FakeSessionLink::Flush() {
   unflushed_ = false;
 }
 
-void FakeSessionLink::ReleaseLaunch(cluster::LaunchId id) {
+void FakeSessionLink::ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) {
   base::MutexLock lock(&mu_);
   if (closed_) return;
   Log(absl::StrCat("release #", id));

@@ -90,7 +90,7 @@ class FakeSessionLink final : public cluster::SessionLink {
   void Fail(const cluster::BufferTargets& targets, const absl::Status& status) override;
   void Execute(cluster::Launch launch) override;
   void Flush() override;
-  void ReleaseLaunch(cluster::LaunchId id) override;
+  void ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) override;
   void Copy(cluster::CopyBuffers command) override;
   void Assemble(cluster::AssembleBuffers command) override;
   void Bitcast(cluster::BitcastBuffers command) override;

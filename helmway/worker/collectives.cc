@@ -1,5 +1,8 @@
 #include "helmway/worker/collectives.h"
 
+#include <glog/logging.h>
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -9,6 +12,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/ffi.h"
 #include "helmway/pjrt/hlo_transform.h"
@@ -196,6 +200,7 @@ struct Collectives::Exchange {
   std::shared_ptr<const CollectivePlan> plan;  // null as long as only parts have come
   std::vector<Member> members;                 // as local of the group
   size_t joined = 0;
+  absl::Time since = absl::InfiniteFuture();    // when the last one came to it, once one of this worker has
   std::map<int32_t, base::HostBytes> parts[2];  // by stage and source
   size_t stage = 0;
   bool running = false;
@@ -304,6 +309,41 @@ struct Collectives::Exchange {
     return parts[stage].size() >= (stage == 0 ? group().expected : group().remote.size());
   }
 
+  // The devices, by position in the program, that have not come to it.
+  std::vector<int32_t> Missing() const {
+    std::vector<int32_t> missing;
+    for (size_t m = 0; m < members.size(); ++m) {
+      if (!members[m].here) missing.push_back(group().members[group().local[m]]);
+    }
+    if (stage == 1) {
+      for (const auto& remote : group().remote) {
+        const int32_t first = group().members[remote.members[0]];
+        if (parts[1].count(first) == 0) missing.push_back(first);
+      }
+      return missing;
+    }
+    for (const auto& remote : group().remote) {
+      for (const size_t member : remote.members) {
+        const int32_t position = group().members[member];
+        if (parts[0].count(position) == 0 && IsAwaited(position)) missing.push_back(position);
+      }
+    }
+    return missing;
+  }
+
+  // Whether this worker gets anything from a device of another.
+  bool IsAwaited(int32_t position) const {
+    switch (plan->what.kind) {
+      case CollectiveKind::kCollectiveBroadcast:
+        return position == group().members[0];
+      case CollectiveKind::kCollectivePermute:
+        return std::any_of(group().local.begin(), group().local.end(),
+                           [&](size_t member) { return plan->source_of[member] == position; });
+      default:
+        return true;
+    }
+  }
+
   std::string Name() const {
     return absl::StrCat(program::CollectiveName(plan->what.kind), " (instruction ", key.instruction, ")");
   }
@@ -403,6 +443,20 @@ std::shared_ptr<const CollectivePlan> CollectiveProgram::Add(int64_t instruction
 
 namespace {
 
+// "the devices 4, 5 of the worker at host:port", and so for all workers that have any of these.
+std::string DescribeDevices(const CollectiveProgram& program, const std::vector<int32_t>& positions) {
+  std::map<size_t, std::vector<cluster::DeviceId>> by_worker;
+  for (const int32_t position : positions) {
+    by_worker[program.worker_of(position)].push_back(program.devices()[static_cast<size_t>(position)]);
+  }
+  std::vector<std::string> texts;
+  for (const auto& [worker, devices] : by_worker) {
+    texts.push_back(absl::StrCat("the devices ", absl::StrJoin(devices, ", "), " of the worker at ",
+                                 program.workers()[worker].address.address));
+  }
+  return absl::StrJoin(texts, " and ");
+}
+
 // The error of a launch for which a worker is lost.
 absl::Status Lost(const CollectiveProgram& program, size_t worker, absl::string_view why) {
   const cluster::ProgramWorker& lost = program.workers()[worker];
@@ -447,11 +501,49 @@ absl::Status LaunchShare::Settle(const absl::Status& outcome) {
 Collectives::Collectives(const CollectivesOptions& options)
     : options_(options),
       threads_(std::make_unique<async::ThreadPool>(async::ThreadPool::Options{
-          .name = "collectives", .threads = options.threads, .max_queued = kMaxQueued})) {}
+          .name = "collectives", .threads = options.threads, .max_queued = kMaxQueued})) {
+  if (options.wait_limit == absl::InfiniteDuration()) return;
+  watch_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "watch");
+    const absl::Duration pause =
+        std::clamp(options_.wait_limit / 8, absl::Milliseconds(10), absl::Seconds(10));
+    while (!stopping_.WaitForNotificationWithTimeout(pause)) FailOverdue(absl::Now());
+  });
+}
 
-Collectives::~Collectives() = default;
+Collectives::~Collectives() { Stop(); }
 
-void Collectives::Stop() { threads_.reset(); }
+void Collectives::Stop() {
+  if (threads_ == nullptr) return;
+  if (watch_.joinable()) {
+    stopping_.Notify();
+    watch_.join();
+  }
+  threads_.reset();
+}
+
+void Collectives::FailOverdue(absl::Time now) {
+  std::vector<std::pair<std::shared_ptr<CollectiveLaunch>, absl::Status>> overdue;
+  {
+    base::MutexLock lock(&mu_);
+    for (const auto& [key, launch] : launches_) {
+      if (!launch->status.ok() || launch->program == nullptr) continue;
+      for (const auto& [name, exchange] : launch->exchanges) {
+        if (exchange->running || now - exchange->since <= options_.wait_limit) continue;
+        overdue.emplace_back(
+            launch, absl::DeadlineExceededError(absl::StrCat(
+                        exchange->Name(), " of launch ", key.second, " has waited for ",
+                        absl::FormatDuration(absl::Floor(now - exchange->since, absl::Milliseconds(1))),
+                        " for ", DescribeDevices(*launch->program, exchange->Missing()))));
+        break;
+      }
+    }
+  }
+  for (const auto& [launch, status] : overdue) {
+    LOG(ERROR) << status.message();
+    Abort(*launch, status, status).IgnoreError();
+  }
+}
 
 bool Collectives::IsOver(const LaunchKey& key) const {
   const auto it = youngest_.find(key.first);
@@ -576,8 +668,14 @@ void Collectives::PeerLost(const cluster::PeerAddress& peer, const absl::Status&
       const std::vector<cluster::ProgramWorker>& workers = launch->program->workers();
       for (size_t w = 0; w < workers.size(); ++w) {
         if (!(workers[w].address == peer)) continue;
-        losses.emplace_back(launch,
-                            Lost(*launch->program, w, status.ok() ? "it has ended" : status.message()));
+        std::string why(status.ok() ? "it has ended" : status.message());
+        for (const auto& [name, exchange] : launch->exchanges) {
+          if (exchange->joined == 0 || exchange->running) continue;
+          absl::StrAppend(&why, "; launch ", key.second, " waits for ",
+                          DescribeDevices(*launch->program, exchange->Missing()), " in ", exchange->Name());
+          break;
+        }
+        losses.emplace_back(launch, Lost(*launch->program, w, why));
       }
     }
   }
@@ -660,6 +758,7 @@ absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part
       }
       exchange->members[local] = std::move(member);
       ++exchange->joined;
+      exchange->since = absl::Now();
       StartIfReady(known->second, exchange);
       return absl::OkStatus();
     }
@@ -768,6 +867,7 @@ void Collectives::TakePart(cluster::CollectivePart part) {
       status = absl::InternalError(absl::StrCat("collective ", part.instruction, " got a part of device ",
                                                 part.source, " of the program twice"));
     } else {
+      if (exchange->joined > 0) exchange->since = absl::Now();
       StartIfReady(launch, exchange);
     }
   }
@@ -799,6 +899,7 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
     if (status.ok()) status = launch->status;
     if (status.ok() && shares) {
       exchange->stage = 1;
+      exchange->since = absl::Now();
       exchange->running = false;
       StartIfReady(launch, exchange);
       return;

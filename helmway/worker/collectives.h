@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
@@ -116,6 +118,9 @@ struct CollectivesOptions {
   cluster::PeerSender* peers = nullptr;  // must outlive it; null: a worker without peers
   std::shared_ptr<base::HostMemoryPool> host_memory;
   int threads = 1;  // on which programs go on after a collective: one for each device at least
+  // A collective for which devices of this worker have waited so long, without any other coming to it
+  // meanwhile, fails its launch. Must be longer than programs compute between two collectives.
+  absl::Duration wait_limit = absl::InfiniteDuration();
 };
 
 // The engine of one worker. Any thread.
@@ -141,6 +146,10 @@ class Collectives final : public cluster::CollectiveReceiver,
   void TakePart(cluster::CollectivePart part) override;
   void TakeAbort(cluster::SessionId session, cluster::LaunchId launch, const absl::Status& status) override;
   void PeerLost(const cluster::PeerAddress& peer, const absl::Status& status) override;
+
+  // Fails the launches whose collectives have waited too long at `now`, with DEADLINE_EXCEEDED, on all their
+  // workers. Called by a thread of this, every now and then.
+  void FailOverdue(absl::Time now);
 
   // The custom call.
   static absl::Status Call(pjrt::FfiCall& call);
@@ -174,6 +183,8 @@ class Collectives final : public cluster::CollectiveReceiver,
   absl::flat_hash_map<cluster::SessionId, cluster::LaunchId> youngest_ ABSL_GUARDED_BY(mu_);
   std::deque<cluster::SessionId> ended_ ABSL_GUARDED_BY(mu_);  // the last ones
   std::unique_ptr<async::ThreadPool> threads_;                 // null after Stop
+  base::Notification stopping_;
+  std::thread watch_;  // only if there is a limit
 
   friend struct CollectiveLaunch;
 };

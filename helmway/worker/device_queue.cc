@@ -99,6 +99,31 @@ void DeviceQueue::Run() {
 
 void Sequencer::Enqueue(const LaunchRef& launch) {
   base::MutexLock lock(&mu_);
+  Push(launch);
+}
+
+uint64_t Sequencer::Announce(LaunchRef launch) {
+  base::MutexLock lock(&mu_);
+  waiting_.push_back({std::move(launch)});
+  return first_ + waiting_.size() - 1;
+}
+
+void Sequencer::SetReady(uint64_t announced) {
+  base::MutexLock lock(&mu_);
+  waiting_[announced - first_].ready = true;
+  while (!waiting_.empty() && waiting_.front().ready) {
+    Push(waiting_.front().launch);
+    waiting_.pop_front();
+    ++first_;
+  }
+}
+
+bool Sequencer::some_wait() const {
+  base::MutexLock lock(&mu_);
+  return !waiting_.empty();
+}
+
+void Sequencer::Push(const LaunchRef& launch) {
   const std::vector<DeviceQueue*>& queues = launch->program().queues;
   for (size_t i = 0; i < queues.size(); ++i) queues[i]->Push(launch, i);
 }

@@ -70,8 +70,24 @@ class Sequencer {
  public:
   void Enqueue(const LaunchRef& launch);
 
+  // For launches that span workers, which must come in the order of the calls, since other workers have them
+  // in that order too: puts `launch` into the queues once SetReady was called and those before it are in.
+  // Others may pass it meanwhile.
+  uint64_t Announce(LaunchRef launch);
+  void SetReady(uint64_t announced);
+  // Whether one that was announced is not in the queues.
+  bool some_wait() const;
+
  private:
-  base::Mutex mu_;
+  struct Waiting {
+    LaunchRef launch;
+    bool ready = false;
+  };
+  static void Push(const LaunchRef& launch);
+
+  mutable base::Mutex mu_;
+  uint64_t first_ ABSL_GUARDED_BY(mu_) = 0;  // number of the first that waits
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace helmway::worker

@@ -273,7 +273,8 @@ void Session::Execute(cluster::Launch launch) {
   std::vector<LaunchPart>& parts = record->parts();
   parts.resize(devices);
   const bool calls_back = program->callback_client != nullptr;
-  bool late = calls_back;
+  // What waits behind a launch that is late is late too.
+  bool late = calls_back || (program->spans_workers && worker_->sequencer().some_wait());
   bool held;
   absl::Status conflict;
   {
@@ -350,16 +351,15 @@ void Session::Execute(cluster::Launch launch) {
 
 void Session::Enqueue(LaunchRef record) {
   std::vector<SlotRef> late;
-  // Workers know nothing of each other's inputs, and the order of programs that run on several must be the
-  // same.
-  if (!record->program().spans_workers) {
-    for (const LaunchPart& part : record->parts()) {
-      for (const SlotRef& slot : part.arguments) {
-        if (slot->is_late()) late.push_back(slot);
-      }
+  for (const LaunchPart& part : record->parts()) {
+    for (const SlotRef& slot : part.arguments) {
+      if (slot->is_late()) late.push_back(slot);
     }
   }
-  if (late.empty()) {
+  if (record->program().spans_workers) {
+    const uint64_t announced = worker_->sequencer().Announce(std::move(record));
+    WhenDone(late, [worker = worker_, announced] { worker->sequencer().SetReady(announced); });
+  } else if (late.empty()) {
     worker_->sequencer().Enqueue(record);
   } else {
     WhenDone(late, [worker = worker_, record = std::move(record)] { worker->sequencer().Enqueue(record); });
@@ -371,7 +371,7 @@ void Session::Flush() {
   if (DeviceQueue* queue = unflushed_.exchange(nullptr)) queue->RunOrWake();
 }
 
-void Session::ReleaseLaunch(cluster::LaunchId id) {
+void Session::ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) {
   LaunchRef record;
   {
     base::MutexLock lock(&mu_);

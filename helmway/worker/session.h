@@ -35,7 +35,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Fail(const cluster::BufferTargets& targets, const absl::Status& status) override;
   void Execute(cluster::Launch launch) override;
   void Flush() override;
-  void ReleaseLaunch(cluster::LaunchId id) override;
+  void ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) override;
   void Copy(cluster::CopyBuffers command) override;
   void Send(cluster::SendBuffers command) override;
   void Receive(cluster::ReceiveBuffers command) override;

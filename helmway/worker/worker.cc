@@ -59,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->collectives_ = std::make_shared<Collectives>(
       CollectivesOptions{.peers = options.peers.get(),
                          .host_memory = options.host_memory,
-                         .threads = static_cast<int>(worker->client_->addressable_devices().size()) + 1});
+                         .threads = static_cast<int>(worker->client_->addressable_devices().size()) + 1,
+                         .wait_limit = options.collective_wait_limit});
   if (options.peers != nullptr) options.peers->SetReceiver(worker->collectives_);
   worker->available_memory_ = options.available_memory;
   worker->Describe(options);

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "helmway/async/growing_pool.h"
 #include "helmway/async/outstanding.h"
 #include "helmway/async/thread_pool.h"
@@ -36,7 +37,8 @@ struct WorkerOptions {
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
   int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
-  std::shared_ptr<cluster::PeerSender> peers;  // null: it sends nothing to other workers
+  std::shared_ptr<cluster::PeerSender> peers;                       // null: it sends nothing to other workers
+  absl::Duration collective_wait_limit = absl::InfiniteDuration();  // CollectivesOptions::wait_limit
   std::shared_ptr<base::HostMemoryPool> host_memory;
   // What is left of the host's memory, which is also the devices' on the CPU platform.
   std::function<int64_t()> available_memory = [] { return base::AvailableMemoryBytes(); };

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -136,6 +138,160 @@ TEST_F(WorkerGroupTest, ASumOverAllWorkers) {
   session_->Flush();
   EXPECT_TRUE(done.Wait().ok()) << done.Wait();
   for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
+}
+
+// One device, and so short that it waits for Flush.
+constexpr char kDouble[] = R"(
+module @double {
+  func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {
+    %1 = stablehlo.add %a, %a : tensor<2xf32>
+    return %1 : tensor<2xf32>
+  }
+})";
+
+TEST_F(WorkerGroupTest, LaunchesThatWaitForAFlushAreNotForgottenForWhatGoesOutAtOnce) {
+  Answer<absl::StatusOr<cluster::CompiledProgram>> compiled;
+  session_->Compile(
+      {.executable = 1, .code = kDouble, .options = pjrt::TestCompileOptions(1, {2048}), .devices = {2048}},
+      compiled);
+  ASSERT_TRUE(compiled.Wait().ok()) << compiled.Wait().status();
+  Put(1, {1, 2}, 2048);
+  Put(2, {3}, 2048);
+  StatusAnswer done;
+  cluster::Launch launch;
+  launch.id = 5;
+  launch.executable = 1;
+  launch.arguments = {{1, 1, {}}};
+  launch.results = {{11, 1, {}}};
+  launch.donated = {0};
+  launch.on_done = done;
+  session_->Execute(std::move(launch));
+  // Takes the launch along.
+  session_->Delete({{2, 1, {}}});
+  session_->Flush();
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  EXPECT_THAT(*Read(11), ElementsAre(2, 4));
+}
+
+// Sums over all workers, in a session of its own.
+class Summing {
+ public:
+  Summing(cluster::WorkerGroup* group, cluster::SessionId id) : session(group->OpenSession(id, nullptr)) {
+    Answer<absl::StatusOr<cluster::CompiledProgram>> compiled;
+    session->Compile({.executable = 1,
+                      .code = kSum,
+                      .options = pjrt::TestCompileOptions(static_cast<int>(kDevices.size()), kDevices),
+                      .devices = kDevices},
+                     compiled);
+    EXPECT_TRUE(compiled.Wait().ok()) << compiled.Wait().status();
+    cluster::HostContents contents;
+    for (size_t i = 0; i < 4; ++i) contents.targets.push_back({1 + i, kDevices[i]});
+    session->Declare({contents.targets});
+    contents.element_type = 11 /* f32 */;
+    contents.dims = {2};
+    auto block = pool.Allocate(8);
+    const float ones[] = {1, 1};
+    std::memcpy(block->data, ones, sizeof(ones));
+    contents.bytes = (*std::move(block)).Finish();
+    session->Fill(std::move(contents));
+  }
+  StatusAnswer Execute(cluster::LaunchId id) const {
+    StatusAnswer done;
+    cluster::Launch launch;
+    launch.id = id;
+    launch.executable = 1;
+    launch.arguments = {{1, 4, {}}};
+    launch.results = {{static_cast<BufferId>(100 * id), 4, {}}};
+    launch.on_done = done;
+    session->Execute(std::move(launch));
+    return done;
+  }
+
+  base::HostMemoryPool pool{1 << 20};
+  const std::shared_ptr<cluster::SessionLink> session;
+};
+
+TEST_F(WorkerGroupTest, SessionsDoNotWaitForEachOther) {
+  std::vector<std::thread> threads;
+  for (cluster::SessionId id = 1; id <= 3; ++id) {
+    threads.emplace_back([this, id] {
+      const Summing mine(group_.get(), id);
+      std::vector<StatusAnswer> answers;
+      for (cluster::LaunchId launch = 1; launch <= 100; ++launch) {
+        answers.push_back(mine.Execute(launch));
+        mine.session->Flush();
+      }
+      for (const StatusAnswer& answer : answers) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+      mine.session->Close();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(WorkerGroupTest, ASessionThatEndsLeavesNoGapInTheOrderOfLaunches) {
+  const Summing ends(group_.get(), 1), stays(group_.get(), 2);
+  // Has its place, and has not gone out.
+  const StatusAnswer unsent = ends.Execute(1);
+  const StatusAnswer behind = stays.Execute(1);
+  stays.session->Flush();
+  ends.session->Close();
+  EXPECT_EQ(unsent.Wait().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(behind.Wait().ok()) << behind.Wait();
+  const StatusAnswer later = ends.Execute(2);
+  const StatusAnswer last = stays.Execute(2);
+  stays.session->Flush();
+  EXPECT_EQ(later.Wait().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(last.Wait().ok()) << last.Wait();
+  stays.session->Close();
+}
+
+TEST_F(WorkerGroupTest, ALaunchTakesItsPlaceWhenItIsReleased) {
+  const Summing holds(group_.get(), 1), other(group_.get(), 2);
+  StatusAnswer held;
+  cluster::Launch launch;
+  launch.id = 1;
+  launch.executable = 1;
+  launch.arguments = {{1, 4, {}}};
+  launch.results = {{100, 4, {}}};
+  launch.held = true;
+  launch.on_done = held;
+  holds.session->Execute(std::move(launch));
+  const StatusAnswer passes = other.Execute(1);
+  other.session->Flush();
+  EXPECT_TRUE(passes.Wait().ok()) << passes.Wait();
+  EXPECT_FALSE(held.done());
+  holds.session->ReleaseLaunch(1, 0);
+  holds.session->Flush();
+  EXPECT_TRUE(held.Wait().ok()) << held.Wait();
+  holds.session->Close();
+  other.session->Close();
+}
+
+class ImpatientGroup : public WorkerGroupTest {
+ protected:
+  ImpatientGroup() : WorkerGroupTest(2, 2, absl::Milliseconds(200)) {}
+};
+
+TEST_F(ImpatientGroup, ACollectiveThatNobodyComesToFailsItsLaunchOnAllWorkers) {
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  for (size_t i = 0; i < 3; ++i) Put(1 + i, {1, 2}, kDevices[i]);
+  session_->Declare({.targets = {{4, 2049}}});  // never filled
+  StatusAnswer done;
+  cluster::Launch launch;
+  launch.id = 5;
+  launch.executable = 1;
+  launch.arguments = {{1, 4, {}}};
+  launch.results = {{11, 4, {}}};
+  launch.on_done = done;
+  session_->Execute(std::move(launch));
+  session_->Flush();
+  const absl::Status status = Await({{11, 1, {}}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("of launch 5 has waited for "));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("the devices 2048, 2049 of the worker at "));
+  session_->Fail({{4, 2049}}, absl::AbortedError("it never came"));
+  EXPECT_EQ(done.Wait().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(WorkerGroupTest, WhatALostWorkerWasToSendFails) {

@@ -36,8 +36,11 @@ struct Process {
 // Ids of devices are 2048 times the number of the worker, plus the number on it.
 class WorkerGroupTest : public ::testing::Test {
  protected:
-  explicit WorkerGroupTest(int workers = 2, int devices_per_worker = 2)
-      : num_workers_(workers), devices_per_worker_(devices_per_worker) {
+  explicit WorkerGroupTest(int workers = 2, int devices_per_worker = 2,
+                           absl::Duration collective_wait_limit = absl::InfiniteDuration())
+      : num_workers_(workers),
+        devices_per_worker_(devices_per_worker),
+        collective_wait_limit_(collective_wait_limit) {
     for (int w = 0; w < workers; ++w) {
       for (int d = 0; d < devices_per_worker; ++d) devices_.push_back(2048 * w + d);
     }
@@ -59,6 +62,7 @@ class WorkerGroupTest : public ::testing::Test {
                                                         .self = {address, static_cast<uint64_t>(p) + 10},
                                                         .streams = &process->streams,
                                                         .host_memory = process->memory}),
+                          .collective_wait_limit = collective_wait_limit_,
                           .host_memory = process->memory});
       ASSERT_TRUE(worker.ok()) << worker.status();
       process->worker = *std::move(worker);
@@ -153,6 +157,7 @@ class WorkerGroupTest : public ::testing::Test {
 
   const int num_workers_;
   const int devices_per_worker_;
+  const absl::Duration collective_wait_limit_;
   std::vector<cluster::DeviceId> devices_;
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   net::MessageStreamClient streams_;

@@ -595,10 +595,10 @@ TEST_P(WorkerTest, AHeldLaunchLetsOthersGoFirst) {
   EXPECT_FALSE(held.done());
   session_->Fill(Contents(1, {1}));
   EXPECT_FALSE(held.done());
-  session_->ReleaseLaunch(78);  // no such launch
-  session_->ReleaseLaunch(77);
+  session_->ReleaseLaunch(78, 0);  // no such launch
+  session_->ReleaseLaunch(77, 0);
   EXPECT_TRUE(held.Wait().ok()) << held.Wait();
-  session_->ReleaseLaunch(77);
+  session_->ReleaseLaunch(77, 0);
   EXPECT_THAT(Values(*read.Wait()), ElementsAre(2));
   EXPECT_EQ(held.times(), 1);
 }
@@ -759,7 +759,7 @@ TEST_P(WorkerTest, DonationAfterAReadThatIsNotOver) {
     session->Copy({.sources = One(1), .results = One(3), .devices = {2}, .memory_kind = ""});
     Execute(*session, {.arguments = {One(1)}, .results = {One(2)}, .donated = {0}, .held = true}, /*id=*/5);
     session->Fill(Contents(1, std::vector<float>(static_cast<size_t>(size), 1)));
-    session->ReleaseLaunch(5);
+    session->ReleaseLaunch(5, 0);
     EXPECT_THAT(ReadOk(*session, 2), Each(2));
     ASSERT_TRUE(read.Wait().ok()) << read.Wait().status();
     EXPECT_THAT(Values(*read.Wait()), Each(1));
@@ -1397,7 +1397,7 @@ TEST_P(WorkerTest, CommandsAfterClose) {
   session_->Copy({.sources = One(1), .results = One(6), .devices = {0}, .memory_kind = ""});
   session_->Delete({One(1), One(5)});
   session_->Unload(1);
-  session_->ReleaseLaunch(1);
+  session_->ReleaseLaunch(1, 0);
   EXPECT_EQ(Read(*session_, 1).status().code(), kCancelled);
   EXPECT_EQ(Read(*session_, 5).status().code(), kCancelled);
   EXPECT_EQ(Read(*session_, 6).status().code(), kCancelled);
@@ -1769,7 +1769,7 @@ TEST_P(AssembleTest, SourcesThatAreGone) {
   session_->Assemble(Whole(5, 6, {2}));
   Execute(*session_, {.arguments = {One(5)}, .results = {One(7)}, .donated = {0}, .held = true}, /*id=*/77);
   session_->Fill(Contents(5, {1, 2}));
-  session_->ReleaseLaunch(77);
+  session_->ReleaseLaunch(77, 0);
   EXPECT_THAT(ReadOk(*session_, 7), ElementsAre(2, 3));
   EXPECT_THAT(ReadOk(*session_, 6), ElementsAre(1, 2));
 }
@@ -1889,7 +1889,7 @@ TEST_P(WorkerTest, ABitcastAndItsSourceDoNotDisturbEachOther) {
   // Either is consumed by a program, which may want to write its output there.
   Execute(*session_, {.arguments = {One(1)}, .results = {One(3)}, .donated = {0}, .held = true}, /*id=*/5);
   session_->Fill(Contents(1, std::vector<float>(kLarge, 1)));
-  session_->ReleaseLaunch(5);
+  session_->ReleaseLaunch(5, 0);
   EXPECT_THAT(ReadOk(*session_, 3), Each(2));
   EXPECT_THAT(ReadOk(*session_, 2), Each(1));
 
