@@ -1,3 +1,15 @@
+# HELMWAY_FUZZ: builds the libFuzzer targets, and everything else so that they see which code they reach. Address and
+# undefined behaviour sanitizers are part of it. Needs clang and its runtime (Debian: libclang-rt-14-dev).
+option(HELMWAY_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
+if(HELMWAY_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "HELMWAY_FUZZ needs clang: CXX=clang++-14 cmake --preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
+
 # HELMWAY_SANITIZE: empty, "address" (with undefined behaviour) or "thread". Applies to every target.
 set(HELMWAY_SANITIZE "" CACHE STRING "address, thread or empty")
 if(HELMWAY_SANITIZE STREQUAL "address")

@@ -4,6 +4,7 @@
 #   helmway_proto_library(FOLDER wire PROTOS a.proto [GRPC b.proto])        -> helmway_wire_proto
 #   helmway_cc_test(NAME base_foo_test SRCS foo_test.cc DEPS helmway_base)
 #   helmway_cc_binary(NAME helmway SRCS main.cc DEPS ...)
+#   helmway_cc_fuzz(NAME base_foo_fuzz SRCS foo_fuzz.cc DEPS helmway_base)
 #
 # The library of helmway/<folder> is called helmway_<folder>.
 
@@ -131,6 +132,21 @@ function(helmway_cc_test)
   if(ARG_ENV)
     set_tests_properties(${ARG_NAME} PROPERTIES ENVIRONMENT "${ARG_ENV}")
   endif()
+endfunction()
+
+# A libFuzzer binary, built with HELMWAY_FUZZ only. SRCS have LLVMFuzzerTestOneInput and no main. The target "fuzz"
+# builds all of them.
+function(helmway_cc_fuzz)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
+  if(NOT HELMWAY_FUZZ)
+    return()
+  endif()
+  helmway_cc_binary(NAME ${ARG_NAME} SRCS ${ARG_SRCS} DEPS ${ARG_DEPS})
+  target_link_options(${ARG_NAME} PRIVATE -fsanitize=fuzzer)
+  if(NOT TARGET fuzz)
+    add_custom_target(fuzz)
+  endif()
+  add_dependencies(fuzz ${ARG_NAME})
 endfunction()
 
 function(helmway_cc_binary)

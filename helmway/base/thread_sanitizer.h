@@ -9,8 +9,8 @@ extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 #endif
 
 // What is a library's own business, in builds with ThreadSanitizer: libraries that it does not see into
-// (gRPC, a PJRT plugin) make orders that it cannot know. All of it does and costs nothing in other builds.
-// Any thread. See happens_before.h for what they order in our code.
+// (gRPC, a PJRT plugin, Python) make orders that it cannot know. All of it does and costs nothing in other
+// builds. Any thread. See happens_before.h for what they order in our code.
 namespace helmway::base {
 
 namespace thread_sanitizer_internal {

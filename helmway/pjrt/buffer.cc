@@ -16,6 +16,7 @@
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
 #include "helmway/pjrt/layout_text.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -225,7 +226,8 @@ absl::StatusOr<std::string> Buffer::LayoutText() const {
   absl::StatusOr<const LayoutsExtension*> layouts = RequireLayouts(plugin);
   if (!layouts.ok()) return layouts.status();
   BufferLayoutArgs args{.struct_size = sizeof(BufferLayoutArgs), .buffer = buffer_};
-  if (absl::Status s = ToStatus(plugin.api(), (*layouts)->buffer_layout(&args)); !s.ok()) return s;
+  if (absl::Status s = ToStatus(plugin.api(), CallPlugin((*layouts)->buffer_layout, &args)); !s.ok())
+    return s;
   return ConsumeLayout(plugin, args.layout);
 }
 

@@ -14,6 +14,7 @@
 #include "helmway/pjrt/layout.h"
 #include "helmway/pjrt/layout_text.h"
 #include "helmway/pjrt/named_value.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -301,7 +302,9 @@ absl::StatusOr<std::string> Client::DefaultLayout(ElementType type, absl::Span<c
                                .type = static_cast<PJRT_Buffer_Type>(*pjrt_type),
                                .dims = dims.data(),
                                .num_dims = dims.size()};
-  if (absl::Status s = ToStatus(plugin_->api(), (*layouts)->client_default_layout(&args)); !s.ok()) return s;
+  if (absl::Status s = ToStatus(plugin_->api(), CallPlugin((*layouts)->client_default_layout, &args));
+      !s.ok())
+    return s;
   return ConsumeLayout(*plugin_, args.layout);
 }
 
@@ -431,7 +434,7 @@ absl::StatusOr<Buffer> Client::ErrorBuffer(const absl::Status& error, ElementTyp
                              .shape_num_dims = dims.size(),
                              .shape_element_type = static_cast<PJRT_Buffer_Type>(*pjrt_type),
                              .memory = memory->get()};
-  if (absl::Status s = ToStatus(api, grown->create_error_buffer(&args)); !s.ok()) return s;
+  if (absl::Status s = ToStatus(api, CallPlugin(grown->create_error_buffer, &args)); !s.ok()) return s;
   return Buffer(shared_from_this(), args.buffer);
 }
 

@@ -5,6 +5,7 @@
 #include "helmway/base/happens_before.h"
 #include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/error.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -19,6 +20,7 @@ struct Waiter {
 void RunWaiter(PJRT_Error* error, void* user_arg) {
   base::OwnCode own;
   base::HappensAfter(user_arg);
+  base::HappensAfter(&results_of_custom_calls);
   std::unique_ptr<Waiter> waiter(static_cast<Waiter*>(user_arg));
   waiter->callback(ToStatus(waiter->api, error));
 }
@@ -49,13 +51,16 @@ bool Event::IsReady() const {
   if (event_ == nullptr) return true;
   PJRT_Event_IsReady_Args args{.struct_size = PJRT_Event_IsReady_Args_STRUCT_SIZE, .event = event_};
   if (!ToStatus(api_, api_->PJRT_Event_IsReady(&args)).ok()) return true;
+  if (args.is_ready) base::HappensAfter(&results_of_custom_calls);
   return args.is_ready;
 }
 
 absl::Status Event::Await() const {
   if (event_ == nullptr) return absl::OkStatus();
   PJRT_Event_Await_Args args{.struct_size = PJRT_Event_Await_Args_STRUCT_SIZE, .event = event_};
-  return ToStatus(api_, api_->PJRT_Event_Await(&args));
+  PJRT_Error* error = api_->PJRT_Event_Await(&args);
+  base::HappensAfter(&results_of_custom_calls);
+  return ToStatus(api_, error);
 }
 
 absl::Status Event::Error() const {

@@ -12,6 +12,7 @@
 #include "helmway/pjrt/layout_text.h"
 #include "helmway/pjrt/named_value.h"
 #include "helmway/pjrt/run_context.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -48,7 +49,7 @@ absl::StatusOr<std::vector<std::string>> LayoutTexts(const Plugin& plugin, PJRT_
         absl::StrCat("the PJRT plugin '", plugin.path(), "' does not tell the layouts of ", what));
   }
   ExecutableLayoutsArgs args{.struct_size = sizeof(ExecutableLayoutsArgs), .executable = executable};
-  if (absl::Status s = ToStatus(plugin.api(), (*function)(&args)); !s.ok()) return s;
+  if (absl::Status s = ToStatus(plugin.api(), CallPlugin(*function, &args)); !s.ok()) return s;
   std::vector<std::string> texts;
   for (size_t i = 0; i < args.num_layouts; ++i) {
     absl::StatusOr<std::string> text = LayoutToText(plugin, args.layouts[i]);
@@ -66,7 +67,8 @@ absl::StatusOr<std::optional<std::vector<std::string>>> ShardingBytes(
         absl::StrCat("the PJRT plugin '", plugin.path(), "' does not tell the shardings of ", what));
   }
   ExecutableShardingsArgs args{.struct_size = sizeof(ExecutableShardingsArgs), .executable = executable};
-  if (absl::Status s = ToStatus(plugin.api(), (plugin.shardings()->*function)(&args)); !s.ok()) return s;
+  if (absl::Status s = ToStatus(plugin.api(), CallPlugin(plugin.shardings()->*function, &args)); !s.ok())
+    return s;
   if (args.shardings == nullptr || args.sizes == nullptr) return std::nullopt;
   std::vector<std::string> shardings;
   for (size_t i = 0; i < args.num_shardings; ++i) shardings.emplace_back(args.shardings[i], args.sizes[i]);

@@ -13,6 +13,7 @@
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
 #include "helmway/pjrt/ffi_api.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 #include "xla_ffi_c_api.h"
 
@@ -59,7 +60,7 @@ absl::Status Register(const Plugin& plugin, absl::string_view target, absl::stri
                               .platform_name = platform.data(),
                               .platform_name_size = platform.size(),
                               .traits = 0};
-  return ToStatus(plugin.api(), plugin.ffi()->register_handler(&args));
+  return ToStatus(plugin.api(), CallPlugin(plugin.ffi()->register_handler, &args));
 }
 
 absl::StatusOr<ApiVersion> VersionOf(const XLA_FFI_Api* api, FfiHandler* handler) {
@@ -76,7 +77,7 @@ absl::StatusOr<ApiVersion> VersionOf(const XLA_FFI_Api* api, FfiHandler* handler
   if (XLA_FFI_Error* error = handler(&frame)) {
     // How its text is asked for differs between versions.
     XLA_FFI_Error_Destroy_Args destroy = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-    api->XLA_FFI_Error_Destroy(&destroy);
+    CallPlugin(api->XLA_FFI_Error_Destroy, &destroy);
     return absl::FailedPreconditionError(
         "a custom call handler does not tell for which interface it was built");
   }
@@ -133,7 +134,7 @@ absl::StatusOr<int64_t> RunDataTypeId(const XLA_FFI_Api* api) {
   XLA_FFI_TypeInfo info = {XLA_FFI_TypeInfo_STRUCT_SIZE, nullptr, nullptr};
   XLA_FFI_Type_Register_Args args = {
       XLA_FFI_Type_Register_Args_STRUCT_SIZE, nullptr, {kName.data(), kName.size()}, &id, &info};
-  HELMWAY_RETURN_IF_ERROR(TakeFfiError(api, api->XLA_FFI_Type_Register(&args)));
+  HELMWAY_RETURN_IF_ERROR(TakeFfiError(api, CallPlugin(api->XLA_FFI_Type_Register, &args)));
   return known[api] = id.type_id;
 }
 
@@ -141,7 +142,7 @@ XLA_FFI_Error* MakeFfiError(const XLA_FFI_Api* api, const absl::Status& status) 
   const std::string message(status.message());
   XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
                                     static_cast<XLA_FFI_Error_Code>(status.code())};
-  return api->XLA_FFI_Error_Create(&args);
+  return CallPlugin(api->XLA_FFI_Error_Create, &args);
 }
 
 absl::Status TakeFfiError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
@@ -152,7 +153,7 @@ absl::Status TakeFfiError(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
   absl::Status status(static_cast<absl::StatusCode>(details.errc),
                       details.message == nullptr ? "" : details.message);
   XLA_FFI_Error_Destroy_Args destroy = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-  api->XLA_FFI_Error_Destroy(&destroy);
+  CallPlugin(api->XLA_FFI_Error_Destroy, &destroy);
   return status;
 }
 

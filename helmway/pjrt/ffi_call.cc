@@ -8,14 +8,11 @@
 #include "helmway/base/happens_before.h"
 #include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/ffi_api.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "xla_ffi_c_api.h"
 
 namespace helmway::pjrt {
 namespace {
-
-// Stands for the plugin, which lets nothing see the results of a custom call before that has ended: what
-// reads them comes after. Which call it was is not known there, so this orders more than the plugin does.
-char results_are_there;
 
 absl::StatusOr<ElementType> FromFfiType(XLA_FFI_DataType type) {
   // The numbers agree with ours up to 29. Read as a number: a younger plugin may send one that the enum
@@ -72,7 +69,7 @@ FfiPromise::~FfiPromise() {
 
 void FfiPromise::Finish(const absl::Status& status) {
   XLA_FFI_Future* future = std::exchange(future_, nullptr);
-  base::HappensBefore(&results_are_there);
+  base::HappensBefore(&results_of_custom_calls);
   base::ForeignCode foreign;  // What waits may go on in here.
   XLA_FFI_Error* failed;
   if (status.ok()) {
@@ -138,14 +135,14 @@ void* FfiCall::run_data() const {
   XLA_FFI_TypeId type = {*id};
   XLA_FFI_InvokeContext_Get_Args args = {XLA_FFI_InvokeContext_Get_Args_STRUCT_SIZE, nullptr, frame_->ctx,
                                          &type, nullptr};
-  if (!TakeFfiError(api, api->XLA_FFI_InvokeContext_Get(&args)).ok()) return nullptr;
+  if (!TakeFfiError(api, CallPlugin(api->XLA_FFI_InvokeContext_Get, &args)).ok()) return nullptr;
   base::HappensAfter(args.data);
   return args.data;
 }
 
 absl::StatusOr<FfiPromise> FfiCall::Defer() {
   XLA_FFI_Future_Create_Args args = {XLA_FFI_Future_Create_Args_STRUCT_SIZE, nullptr, nullptr};
-  if (absl::Status status = TakeFfiError(frame_->api, frame_->api->XLA_FFI_Future_Create(&args));
+  if (absl::Status status = TakeFfiError(frame_->api, CallPlugin(frame_->api->XLA_FFI_Future_Create, &args));
       !status.ok()) {
     return status;
   }
@@ -163,10 +160,10 @@ XLA_FFI_Error* RunFfiFunction(XLA_FFI_CallFrame* frame, FfiFunction* function) {
   }
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return nullptr;
   base::OwnCode own;
-  base::HappensAfter(&results_are_there);
+  base::HappensAfter(&results_of_custom_calls);
   FfiCall call(frame);
   const absl::Status status = function(call);
-  base::HappensBefore(&results_are_there);
+  base::HappensBefore(&results_of_custom_calls);
   return status.ok() ? nullptr : MakeFfiError(frame->api, status);
 }
 

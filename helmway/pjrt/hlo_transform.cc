@@ -4,11 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
 #include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -21,6 +23,7 @@ struct Registered {
 
 void Call(TransformCallbacks* callbacks, TransformArgs* args) {
   base::OwnCode own;
+  base::HappensAfter(callbacks);
   HloTransform* const transform = reinterpret_cast<Registered*>(callbacks)->transform;
   absl::StatusOr<std::optional<std::string>> result =
       transform(absl::string_view(args->module.data, args->module.size));
@@ -53,7 +56,9 @@ absl::Status RegisterHloTransform(const Plugin& plugin, absl::string_view name, 
                              .name_size = name.size(),
                              .stage = kBeforeScheduling,
                              .callbacks = &registered->callbacks};
-  HELMWAY_RETURN_IF_ERROR(ToStatus(plugin.api(), plugin.xla_transform()->register_transform(&args)));
+  base::HappensBefore(&registered->callbacks);
+  HELMWAY_RETURN_IF_ERROR(
+      ToStatus(plugin.api(), CallPlugin(plugin.xla_transform()->register_transform, &args)));
   known.insert({plugin.api(), transform});
   return absl::OkStatus();
 }

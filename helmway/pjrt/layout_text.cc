@@ -3,6 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/pjrt/error.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 
 namespace helmway::pjrt {
 
@@ -16,17 +17,18 @@ absl::StatusOr<const LayoutsExtension*> RequireLayouts(const Plugin& plugin) {
 
 absl::StatusOr<std::string> LayoutToText(const Plugin& plugin, LayoutHandle* layout) {
   LayoutSerializeArgs args{.struct_size = sizeof(LayoutSerializeArgs), .layout = layout};
-  if (absl::Status status = ToStatus(plugin.api(), plugin.layouts()->serialize(&args)); !status.ok())
+  if (absl::Status status = ToStatus(plugin.api(), CallPlugin(plugin.layouts()->serialize, &args));
+      !status.ok())
     return status;
   std::string text(args.bytes, args.bytes_size);
-  args.serialized_deleter(args.serialized);
+  CallPlugin(args.serialized_deleter, args.serialized);
   return text;
 }
 
 absl::StatusOr<std::string> ConsumeLayout(const Plugin& plugin, LayoutHandle* layout) {
   absl::StatusOr<std::string> text = LayoutToText(plugin, layout);
   LayoutDestroyArgs args{.struct_size = sizeof(LayoutDestroyArgs), .layout = layout};
-  absl::Status destroyed = ToStatus(plugin.api(), plugin.layouts()->destroy(&args));
+  absl::Status destroyed = ToStatus(plugin.api(), CallPlugin(plugin.layouts()->destroy, &args));
   if (text.ok() && !destroyed.ok()) return destroyed;
   return text;
 }

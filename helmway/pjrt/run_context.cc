@@ -8,6 +8,7 @@
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
 #include "helmway/pjrt/ffi_api.h"
+#include "helmway/pjrt/thread_sanitizer.h"
 #include "pjrt_c_api.h"
 
 namespace helmway::pjrt {
@@ -29,7 +30,7 @@ absl::StatusOr<RunContext> RunContext::Create(const Plugin& plugin, void* data) 
                          .type_id = type_id,
                          .data = data};
   base::HappensBefore(data);
-  HELMWAY_RETURN_IF_ERROR(ToStatus(api, plugin.ffi()->user_data_add(&add)));
+  HELMWAY_RETURN_IF_ERROR(ToStatus(api, CallPlugin(plugin.ffi()->user_data_add, &add)));
   return context;
 }
 

@@ -16,8 +16,6 @@ using ::testing::IsEmpty;
 using ::xla::ifrt::DTypeProto;
 using ::xla::ifrt::proto::ARRAY_COPY_SEMANTICS_ALWAYS_COPY;
 using ::xla::ifrt::proto::ARRAY_COPY_SEMANTICS_DONATE_INPUT;
-using ::xla::ifrt::proto::ARRAY_COPY_SEMANTICS_REUSE_INPUT;
-using ::xla::ifrt::proto::ArrayCopySemantics;
 using ::xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest;
 using ::xla::ifrt::proxy::CopyArraysRequest;
 using ::xla::ifrt::proxy::CopyToHostBufferRequest;
@@ -316,27 +314,6 @@ TEST_F(ImpatientSessionTest, BytesThatNeverCome) {
 
 // ---- MakeArraysFromHostBufferShards ----------------------------------------------------------------------
 
-struct ShardBuffer {
-  uint64_t handle;
-  std::vector<int64_t> dims;
-  std::vector<int64_t> positions;
-};
-
-void AddArray(MakeArraysFromHostBufferShardsRequest& request, uint64_t handle,
-              const xla::ifrt::ArraySpecProto& spec, const std::vector<ShardBuffer>& buffers) {
-  request.add_array_handles(handle);
-  auto& made = *request.add_specs();
-  *made.mutable_array_spec() = spec;
-  for (const ShardBuffer& buffer : buffers) {
-    auto& host_buffer = *made.add_host_buffers();
-    *host_buffer.mutable_dtype() = spec.dtype();
-    *host_buffer.mutable_shape() = Shape(buffer.dims);
-    host_buffer.set_host_buffer_handle(buffer.handle);
-    made.add_addressable_shard_indices()->mutable_indices()->Assign(buffer.positions.begin(),
-                                                                    buffer.positions.end());
-  }
-}
-
 class MakeShardsTest : public ArrayRequestsTest {
  protected:
   // A good array of two shards under handle 1, and another under 11.
@@ -488,21 +465,6 @@ TEST_F(MakeShardsTest, HandlesThatCannotBeBound) {
 }
 
 // ---- AssembleArrayFromSingleDeviceArrays -----------------------------------------------------------------
-
-AssembleArrayFromSingleDeviceArraysRequest Assemble(
-    const std::vector<uint64_t>& parts, uint64_t result, const std::vector<int64_t>& dims,
-    const xla::ifrt::ShardingProto& sharding,
-    ArrayCopySemantics semantics = ARRAY_COPY_SEMANTICS_REUSE_INPUT) {
-  AssembleArrayFromSingleDeviceArraysRequest request;
-  *request.mutable_shape() = Shape(dims);
-  *request.mutable_sharding() = sharding;
-  request.mutable_single_device_array_handles()->Assign(parts.begin(), parts.end());
-  request.set_copy_semantics(semantics);
-  request.set_single_device_shard_semantics(
-      xla::ifrt::proto::SINGLE_DEVICE_SHARD_SEMANTICS_ADDRESSABLE_SHARDS);
-  request.set_result_handle(result);
-  return request;
-}
 
 class AssembleTest : public ArrayRequestsTest {
  protected:
@@ -722,17 +684,6 @@ TEST_F(ShardTest, WhatIsNotReplicatedHasNone) {
 }
 
 // ---- CopyArrays ------------------------------------------------------------------------------------------
-
-CopyArraysRequest Copy(const std::vector<uint64_t>& arrays, const std::vector<uint64_t>& results,
-                       const std::vector<int32_t>& devices,
-                       ArrayCopySemantics semantics = ARRAY_COPY_SEMANTICS_REUSE_INPUT) {
-  CopyArraysRequest request;
-  request.mutable_array_handles()->Assign(arrays.begin(), arrays.end());
-  request.mutable_result_handles()->Assign(results.begin(), results.end());
-  request.mutable_device_ids()->Assign(devices.begin(), devices.end());
-  request.set_copy_semantics(semantics);
-  return request;
-}
 
 class CopyArraysTest : public ArrayRequestsTest {};
 

@@ -232,6 +232,11 @@ void FakeSessionLink::Answer(Waiting waiting, const absl::Status& status,
   }
 }
 
+void FakeSessionLink::set_client_deletes(bool deletes) {
+  base::MutexLock lock(&mu_);
+  client_deletes_ = deletes;
+}
+
 // ---- cluster::SessionLink --------------------------------------------------------------------------------
 
 void FakeSessionLink::Log(std::string line) { commands_.push_back(std::move(line)); }
@@ -247,7 +252,7 @@ void FakeSessionLink::MakeName(cluster::BufferId buffer) {
 }
 
 void FakeSessionLink::UseName(cluster::BufferId buffer) {
-  if (live_.count(buffer) == 0) {
+  if (live_.count(buffer) == 0 && deleted_by_client_.count(buffer) == 0) {
     Break(absl::StrCat("buffer ", buffer, " is used, but ",
                        deleted_.count(buffer) > 0 ? "deleted" : "nobody made it"));
   }
@@ -426,6 +431,7 @@ void FakeSessionLink::Delete(const std::vector<cluster::BufferNames>& buffers) {
       const cluster::BufferId buffer = names.at(i);
       // What a client deletes is deleted again when the last array that shares it goes.
       deleted_.insert(buffer);
+      if (client_deletes_) deleted_by_client_.insert(buffer);
       // A name that nobody made may be given up too.
       if (live_.erase(buffer) > 0) known.push_back(buffer);
     }

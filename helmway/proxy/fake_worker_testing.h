@@ -84,6 +84,11 @@ class FakeSessionLink final : public cluster::SessionLink {
   // is what a compile gets. For random tests.
   void AnswerAny(size_t which, const absl::Status& status, const cluster::CompiledProgram& program);
 
+  // ---- For tests: what is expected ----
+  // While true, what is deleted may still be used: a client deletes buffers that others of its arrays share,
+  // and their uses get the worker's error.
+  void set_client_deletes(bool deletes);
+
   // ---- cluster::SessionLink ----
   void Declare(cluster::DeclareBuffers command) override;
   void Fill(cluster::HostContents contents) override;
@@ -145,6 +150,8 @@ class FakeSessionLink final : public cluster::SessionLink {
   std::map<cluster::BufferId, std::string> contents_ ABSL_GUARDED_BY(mu_);
   std::set<cluster::BufferId> live_ ABSL_GUARDED_BY(mu_);
   std::set<cluster::BufferId> deleted_ ABSL_GUARDED_BY(mu_);
+  bool client_deletes_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<cluster::BufferId> deleted_by_client_ ABSL_GUARDED_BY(mu_);
   std::set<cluster::ExecutableId> loaded_ ABSL_GUARDED_BY(mu_);
   std::map<cluster::ExecutableId, cluster::CompileProgram> compiles_ ABSL_GUARDED_BY(mu_);
   std::set<cluster::LaunchId> held_ ABSL_GUARDED_BY(mu_);

@@ -45,14 +45,17 @@ struct Caller {
                      {static_cast<int64_t>(out.size())},
                      reinterpret_cast<uint8_t*>(out.data()),
                      static_cast<int64_t>(out.size())}};
-    call.done = [this](const absl::Status& status) {
-      EXPECT_FALSE(outcome.has_value());
-      outcome = status;
+    call.done = [outcome = owned_outcome](const absl::Status& status) {
+      EXPECT_FALSE(outcome->has_value());
+      *outcome = status;
     };
     return call;
   }
   std::string in, out;
-  std::optional<absl::Status> outcome;
+  // A call that is never answered fails at the end of the test, when its caller is gone.
+  const std::shared_ptr<std::optional<absl::Status>> owned_outcome =
+      std::make_shared<std::optional<absl::Status>>();
+  std::optional<absl::Status>& outcome = *owned_outcome;
 };
 
 class PythonCallbacksTest : public ::testing::Test {

@@ -156,6 +156,47 @@ xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest Disassemble(uint64_t 
   return request;
 }
 
+void AddArray(xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest& request, uint64_t handle,
+              const xla::ifrt::ArraySpecProto& spec, const std::vector<ShardBuffer>& buffers) {
+  request.add_array_handles(handle);
+  auto& made = *request.add_specs();
+  *made.mutable_array_spec() = spec;
+  for (const ShardBuffer& buffer : buffers) {
+    auto& host_buffer = *made.add_host_buffers();
+    *host_buffer.mutable_dtype() = spec.dtype();
+    *host_buffer.mutable_shape() = Shape(buffer.dims);
+    host_buffer.set_host_buffer_handle(buffer.handle);
+    made.add_addressable_shard_indices()->mutable_indices()->Assign(buffer.positions.begin(),
+                                                                    buffer.positions.end());
+  }
+}
+
+xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest Assemble(
+    const std::vector<uint64_t>& parts, uint64_t result, const std::vector<int64_t>& dims,
+    const xla::ifrt::ShardingProto& sharding, xla::ifrt::proto::ArrayCopySemantics semantics) {
+  xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest request;
+  *request.mutable_shape() = Shape(dims);
+  *request.mutable_sharding() = sharding;
+  request.mutable_single_device_array_handles()->Assign(parts.begin(), parts.end());
+  request.set_copy_semantics(semantics);
+  request.set_single_device_shard_semantics(
+      xla::ifrt::proto::SINGLE_DEVICE_SHARD_SEMANTICS_ADDRESSABLE_SHARDS);
+  request.set_result_handle(result);
+  return request;
+}
+
+xla::ifrt::proxy::CopyArraysRequest Copy(const std::vector<uint64_t>& arrays,
+                                         const std::vector<uint64_t>& results,
+                                         const std::vector<int32_t>& devices,
+                                         xla::ifrt::proto::ArrayCopySemantics semantics) {
+  xla::ifrt::proxy::CopyArraysRequest request;
+  request.mutable_array_handles()->Assign(arrays.begin(), arrays.end());
+  request.mutable_result_handles()->Assign(results.begin(), results.end());
+  request.mutable_device_ids()->Assign(devices.begin(), devices.end());
+  request.set_copy_semantics(semantics);
+  return request;
+}
+
 // ---- Programs --------------------------------------------------------------------------------------------
 
 cluster::CompiledProgram Compiled(const ProgramForm& form) {

@@ -59,6 +59,24 @@ xla::ifrt::proxy::FullyReplicatedShardRequest ShardOf(uint64_t array, uint64_t r
 xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest Disassemble(uint64_t array,
                                                                        const std::vector<uint64_t>& results);
 
+// A host buffer of that many numbers, which shards at these positions have in common.
+struct ShardBuffer {
+  uint64_t handle;
+  std::vector<int64_t> dims;
+  std::vector<int64_t> positions;
+};
+// Adds an array to the request.
+void AddArray(xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest& request, uint64_t handle,
+              const xla::ifrt::ArraySpecProto& spec, const std::vector<ShardBuffer>& buffers);
+xla::ifrt::proxy::AssembleArrayFromSingleDeviceArraysRequest Assemble(
+    const std::vector<uint64_t>& parts, uint64_t result, const std::vector<int64_t>& dims,
+    const xla::ifrt::ShardingProto& sharding,
+    xla::ifrt::proto::ArrayCopySemantics semantics = xla::ifrt::proto::ARRAY_COPY_SEMANTICS_REUSE_INPUT);
+xla::ifrt::proxy::CopyArraysRequest Copy(
+    const std::vector<uint64_t>& arrays, const std::vector<uint64_t>& results,
+    const std::vector<int32_t>& devices,
+    xla::ifrt::proto::ArrayCopySemantics semantics = xla::ifrt::proto::ARRAY_COPY_SEMANTICS_REUSE_INPUT);
+
 // ---- Programs --------------------------------------------------------------------------------------------
 
 struct ProgramForm {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "helmway/base/status.h"
+#include "helmway/base/thread_sanitizer.h"
 #include "helmway/pjrt/ffi.h"
 #include "helmway/worker/embedded_python.h"
 
@@ -114,6 +115,7 @@ absl::Status CustomCalls::LoadNow() {
 
 // Both are called by the script, so within LoadNow.
 void CustomCalls::Take(void* calls, const char* target, void* handler) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  base::OwnCode own;
   auto* self = static_cast<CustomCalls*>(calls);
   const absl::Status status = pjrt::RegisterFfiHandler(*self->plugin_, target, XlaPlatform(self->platform_),
                                                        reinterpret_cast<pjrt::FfiHandler*>(handler));
@@ -125,6 +127,7 @@ void CustomCalls::Take(void* calls, const char* target, void* handler) ABSL_NO_T
 }
 
 void CustomCalls::Note(void* calls, const char* problem) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  base::OwnCode own;
   static_cast<CustomCalls*>(calls)->problems_.emplace_back(problem);
 }
 

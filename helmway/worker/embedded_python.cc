@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/base/thread_sanitizer.h"
 
 extern char** environ;
 
@@ -131,6 +132,7 @@ absl::StatusOr<EmbeddedPython*> EmbeddedPython::Get(const std::string& python) {
     return absl::FailedPreconditionError(absl::StrCat("the path '", python, "' can't be decoded"));
   }
   the_one = new EmbeddedPython(python, api);
+  base::ForeignCode foreign;
   api.set_program_name(program_name);
   api.initialize(/*install_signal_handlers=*/0);
   api.save_thread();
@@ -153,9 +155,13 @@ absl::Status EmbeddedPython::Run(const std::string& script) {
       reinterpret_cast<uintptr_t>(&TakeError), ")(", reinterpret_cast<uintptr_t>(&error),
       ", text.replace(b'\\0', b' '))\n");
   const std::string whole = absl::StrCat("exec(b\"", absl::CHexEscape(framed), "\".decode(), {})\n");
-  const int state = api_.ensure_gil();
-  const int result = api_.run_simple_string(whole.c_str(), nullptr);
-  api_.release_gil(state);
+  int result;
+  {
+    base::ForeignCode foreign;
+    const int state = api_.ensure_gil();
+    result = api_.run_simple_string(whole.c_str(), nullptr);
+    api_.release_gil(state);
+  }
   if (!error.empty()) return absl::FailedPreconditionError(error);
   if (result != 0) return absl::InternalError("the embedded Python could not run a script");
   return absl::OkStatus();
