@@ -28,6 +28,9 @@ for variable, value in next(preset for preset in presets if preset["name"] == na
 PYTHON
 }
 
+helmway_fake_gcs
+[[ -n "${HELMWAY_FAKE_GCS_SERVER}" ]] ||
+  helmway_results+=("LEFT OUT tests against the Cloud Storage emulator: ${HELMWAY_FAKE_GCS_MISSING}")
 helmway_setup
 helmway_add "${HELMWAY_VENV}" test
 log="$(mktemp)"
@@ -40,6 +43,7 @@ for preset in "${presets[@]}"; do
   mapfile -t environment < <(settings "${preset}")
   code=0
   env "${environment[@]}" HELMWAY_TEST_PATIENCE=4 HELMWAY_PJRT_PLUGIN="${HELMWAY_PLUGIN}" \
+    HELMWAY_FAKE_GCS_SERVER="${HELMWAY_FAKE_GCS_SERVER}" \
     HELMWAY_BINARY="${HELMWAY_ROOT}/build/${preset}/helmway/apps/helmway" \
     "${HELMWAY_VENV}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" -o timeout=2400 "$@" 2>&1 | tee "${log}" || code=$?
   helmway_record "jax ${HELMWAY_JAX} (pytest, ${preset})" "${code}" "$(tail -n 1 "${log}" | tr -d =)"

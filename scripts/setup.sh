@@ -18,8 +18,12 @@ declare -A HELMWAY_PYTHONS_FOR=(
 )
 
 HELMWAY_APT_BUILD=(cmake ninja-build g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler
-  protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev libgtest-dev libgmock-dev python3-venv libpython3-dev)
+  protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev libgtest-dev libgmock-dev python3-venv libpython3-dev
+  libcurl4-openssl-dev libssl-dev nlohmann-json3-dev)
 HELMWAY_APT_TEST=(clang-format clang-tidy)
+# The emulator of Cloud Storage that tests run against (BSD licence), and the oldest Go that builds it.
+HELMWAY_FAKE_GCS_VERSION=v1.52.3
+HELMWAY_FAKE_GCS_GO=1.23
 
 helmway_say() { printf '== %s\n' "$*" >&2; }
 helmway_fail() {
@@ -148,7 +152,27 @@ helmway_plugin() {
   printf '%s\n' "${plugin}"
 }
 
-# helmway_build PLUGIN TARGET [PRESET]: the release build, or another; the C++ tests run with that plugin.
+# helmway_fake_gcs: builds the Cloud Storage emulator. Sets HELMWAY_FAKE_GCS_SERVER to the program, or, where it can't
+# be built, to nothing and HELMWAY_FAKE_GCS_MISSING to the reason.
+helmway_fake_gcs() {
+  local name="github.com/fsouza/fake-gcs-server" have
+  local folder="${HELMWAY_ROOT}/build/tools/fake-gcs-server-${HELMWAY_FAKE_GCS_VERSION}"
+  HELMWAY_FAKE_GCS_SERVER=
+  HELMWAY_FAKE_GCS_MISSING="they need Go ${HELMWAY_FAKE_GCS_GO} or later to build ${name}"
+  if [[ ! -x "${folder}/fake-gcs-server" ]]; then
+    have="$(go env GOVERSION 2>/dev/null)" || return 0
+    [[ "$(printf '%s\n' "${HELMWAY_FAKE_GCS_GO}" "${have#go}" | sort -V | head -n 1)" == "${HELMWAY_FAKE_GCS_GO}" ]] ||
+      return 0
+    mkdir -p "${folder}"
+    helmway_say "building the Cloud Storage emulator (fake-gcs-server ${HELMWAY_FAKE_GCS_VERSION})"
+    HELMWAY_FAKE_GCS_MISSING="go install ${name} failed"
+    GOBIN="${folder}" go install "${name}@${HELMWAY_FAKE_GCS_VERSION}" >&2 || return 0
+  fi
+  HELMWAY_FAKE_GCS_SERVER="${folder}/fake-gcs-server"
+}
+
+# helmway_build PLUGIN TARGET [PRESET]: the release build, or another; the C++ tests run with that plugin, and with the
+# emulator that HELMWAY_FAKE_GCS_SERVER names, if any.
 helmway_build() {
   local preset="${3:-release}"
   helmway_say "building (${preset}, ${2})"
@@ -157,7 +181,8 @@ helmway_build() {
     mkdir -p build
     # ccache, where there is one, serves every checkout of this repository.
     export CCACHE_BASEDIR="${HELMWAY_ROOT}" CCACHE_NOHASHDIR=1
-    cmake --preset "${preset}" -DHELMWAY_PJRT_PLUGIN="$1" >build/configure.log 2>&1 || {
+    cmake --preset "${preset}" -DHELMWAY_PJRT_PLUGIN="$1" \
+      -DHELMWAY_FAKE_GCS_SERVER="${HELMWAY_FAKE_GCS_SERVER:-}" >build/configure.log 2>&1 || {
       cat build/configure.log >&2
       exit 1
     }

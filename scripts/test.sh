@@ -4,6 +4,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
+helmway_fake_gcs
+[[ -n "${HELMWAY_FAKE_GCS_SERVER}" ]] ||
+  helmway_results+=("LEFT OUT tests against the Cloud Storage emulator: ${HELMWAY_FAKE_GCS_MISSING}")
 helmway_setup all
 log="$(mktemp)"
 trap 'rm -f "${log}"' EXIT
@@ -25,6 +28,7 @@ for jax in "${HELMWAY_JAX_VERSIONS[@]}"; do
   helmway_say "Python tests with jax ${jax}"
   code=0
   HELMWAY_BINARY="${HELMWAY_BINARY_PATH}" HELMWAY_PJRT_PLUGIN="${HELMWAY_PLUGIN}" \
+    HELMWAY_FAKE_GCS_SERVER="${HELMWAY_FAKE_GCS_SERVER}" \
     "${venv}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" "$@" 2>&1 | tee "${log}" || code=$?
   helmway_record "jax ${jax}, $("${venv}/bin/python" --version) (pytest)" "${code}" "$(tail -n 1 "${log}" | tr -d =)"
   tested=$((tested + 1))
