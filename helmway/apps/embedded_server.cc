@@ -1,12 +1,17 @@
 #include "helmway/apps/embedded_server.h"
 
+#include <glog/logging.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "helmway/apps/command.h"
 #include "helmway/apps/host_cache.h"
+#include "helmway/apps/xla_flags.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
+#include "helmway/base/random.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_group.h"
 #include "helmway/net/callback_service.h"
@@ -19,6 +24,34 @@
 
 namespace helmway::apps {
 namespace {
+
+// Returns after the answer.
+absl::Status TryToCompile(cluster::WorkerLink& worker, const program::XlaOptions& options) {
+  cluster::CompileProgram command;
+  command.code =
+      "module @options { func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> } "
+      "}";
+  command.options = program::SerializeDefaultCompileOptions(options);
+  command.only_to_see = true;
+  const std::shared_ptr<cluster::SessionLink> session = worker.OpenSession(base::UnguessableId(), nullptr);
+  absl::Status outcome;
+  base::Notification done;
+  session->Compile(std::move(command), [&](const absl::StatusOr<cluster::CompiledProgram>& compiled) {
+    outcome = compiled.status();
+    done.Notify();
+  });
+  done.WaitForNotification();
+  session->Close();
+  return outcome;
+}
+
+// The options that the plugin takes; warns of the others.
+program::XlaOptions CheckXlaFlags(cluster::WorkerLink& worker, const std::vector<std::string>& flags) {
+  XlaFlagsOutcome outcome = AcceptXlaFlags(
+      flags, [&worker](const program::XlaOptions& options) { return TryToCompile(worker, options); });
+  for (const std::string& warning : outcome.warnings) LOG(WARNING) << warning;
+  return std::move(outcome.options);
+}
 
 class EmbeddedServerImpl final : public EmbeddedServer {
  public:
@@ -34,6 +67,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     proxy_options.allow_remote_clients = options.allow_remote_clients;
     proxy_options.large_transfer_directory = options.large_transfer_directory;
     proxy_options.host_memory = host_memory;
+    proxy_options.xla_options = CheckXlaFlags(*server->worker_, options.xla_flags);
     server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
     server->service_ = net::MakeIfrtService(server->proxy_.get());
     server->callback_service_ = net::MakeCallbackService(server->proxy_.get(), *server->service_);

@@ -30,7 +30,7 @@ struct EmbeddedServerOptions {
   std::string plugin_path;               // shared library that exports GetPjrtApi
   std::string python;                    // command whose jaxlib has JAX's custom calls; empty = none
   bool allow_remote_clients = false;     // admit peers that are not on this host
-  std::vector<std::string> xla_flags;    // "--xla_...=..." as given
+  std::vector<std::string> xla_flags;    // "--xla_...=..."; of two for one option the later counts
   std::string large_transfer_directory;  // shared-directory transfers; empty = refused
 };
 

@@ -393,7 +393,7 @@ class FlagParser {
       value = StripMatchingQuotes(*value);
       if (!Expand(name, false, &*value)) return;
     }
-    NoEffect(name, foreign->no_effect);
+    if (!foreign->no_effect.empty()) NoEffect(name, foreign->no_effect);
     if (absl::StartsWith(name, "xla_")) {
       result_.xla_flags.push_back(value ? absl::StrCat("--", name, "=", *value) : absl::StrCat("--", name));
     }
@@ -507,7 +507,12 @@ std::string HelpText(const FlagTable& table) {
                   "  --undefok=LIST\n      Flags, joined by commas, that are ignored if they are unknown.\n");
   absl::StrAppend(&text, "  --help\n      Print this text.\n");
   for (const ForeignPrefix& foreign : table.foreign) {
-    absl::StrAppend(&text, "  --", foreign.prefix, "*\n      Taken. No effect: ", foreign.no_effect, ".\n");
+    absl::StrAppend(&text, "  --", foreign.prefix, "*\n");
+    if (foreign.no_effect.empty()) {
+      absl::StrAppend(&text, "      ", foreign.help, "\n");
+    } else {
+      absl::StrAppend(&text, "      Taken. No effect: ", foreign.no_effect, ".\n");
+    }
   }
   return text;
 }

@@ -60,10 +60,11 @@ struct FlagSpec {
   std::string no_effect;
 };
 
-// Flags of other systems that a program takes by prefix without knowing each. Giving one prints `no_effect`.
+// Flags of other systems that a program takes by prefix without knowing each.
 struct ForeignPrefix {
   std::string prefix;
-  std::string no_effect;
+  std::string no_effect;  // printed if one is given; empty: they have an effect
+  std::string help;       // of those
 };
 
 // A name of the past, refused with the name to use now.

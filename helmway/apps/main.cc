@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -32,6 +33,9 @@ int main(int argc, char** argv) {
     const size_t equals = text.find('=');
     if (equals != std::string::npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
+  // The plugin reads this variable by itself, and ends the process over a word that it does not know. Its
+  // flags are applied through the options of each compile instead.
+  unsetenv("XLA_FLAGS");
   std::error_code error;
   const std::string executable = std::filesystem::read_symlink("/proc/self/exe", error).string();
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -13,6 +14,7 @@
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
+#include "helmway/apps/xla_flags.h"
 
 namespace helmway::apps {
 namespace {
@@ -73,6 +75,7 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
   if (!address.ok()) return fail(address.status());
 
+  std::vector<std::string> xla_flags = AllXlaFlags(context.environment, flags.xla_flags, context.err);
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/0));
   BlockedSignals signals({SIGINT, SIGTERM});
   auto server =
@@ -81,7 +84,7 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
                             .plugin_path = *plugin,
                             .python = *python,
                             .allow_remote_clients = options.allow_remote_clients,
-                            .xla_flags = flags.xla_flags,
+                            .xla_flags = std::move(xla_flags),
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status());
   LOG(INFO) << "serving " << options.devices << " device(s) of " << *plugin << " on port "

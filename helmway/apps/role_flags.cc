@@ -67,8 +67,8 @@ std::vector<FlagSpec> LabelFlags() {
           {.name = "gcs_location", .help = "Older name of --gcs_scratch_location."}};
 }
 
-std::vector<ForeignPrefix> ForeignPrefixes(absl::string_view xla_reason) {
-  std::vector<ForeignPrefix> foreign = {{"xla_", std::string(xla_reason)}};
+std::vector<ForeignPrefix> ForeignPrefixes(ForeignPrefix xla) {
+  std::vector<ForeignPrefix> foreign = {std::move(xla)};
   for (absl::string_view prefix : {"megascale_", "tpu_"}) {
     foreign.push_back({std::string(prefix), "flags of the TPU runtime, which this version does not run"});
   }
@@ -174,6 +174,12 @@ WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags) {
   return timeouts;
 }
 
+ForeignPrefix XlaFlags() {
+  return {
+      .prefix = "xla_",
+      .help = "Options of XLA for every program, after those of XLA_FLAGS; compiler_options of a jit win."};
+}
+
 FlagSpec PythonFlag() {
   return {.name = "python",
           .help =
@@ -229,7 +235,8 @@ const FlagTable& ResourceManagerFlags() {
                  .help = "Shape of a slice, such as tpuv5e:4x4 or cpu:2x4; or one shape per slice, joined by "
                          "commas."}},
                CommonFlags()),
-      .foreign = ForeignPrefixes("XLA options mean nothing to the resource manager"),
+      .foreign = ForeignPrefixes(
+          {.prefix = "xla_", .no_effect = "XLA options mean nothing to the resource manager"}),
       .retired = RetiredFlags()};
   return *table;
 }
@@ -301,7 +308,7 @@ const FlagTable& ProxyFlags() {
            Silent("cloud_pathways_external_sidecar_connect_timeout",
                   "How long to wait for a sidecar; used with --sidecar_name.", FlagType::kDuration)},
           Join(LabelFlags(), CommonFlags())),
-      .foreign = ForeignPrefixes("XLA options given to the server are not applied"),
+      .foreign = ForeignPrefixes(XlaFlags()),
       .retired = RetiredFlags()};
   return *table;
 }
@@ -357,7 +364,9 @@ const FlagTable& WorkerFlags() {
                       .help = "Directory in memory that the worker shares with its sidecar. Default: "
                               "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
                     Join(LabelFlags(), CommonFlags())),
-      .foreign = ForeignPrefixes("XLA options mean nothing to a worker; give them to the proxy server"),
+      .foreign = ForeignPrefixes(
+          {.prefix = "xla_",
+           .no_effect = "XLA options mean nothing to a worker; give them to the proxy server"}),
       .retired = RetiredFlags()};
   return *table;
 }

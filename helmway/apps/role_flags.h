@@ -26,6 +26,9 @@ const FlagTable& WorkerFlags();
 // Flags of logging that every command takes: --v, --vmodule, --minloglevel and the ones without effect.
 std::vector<FlagSpec> LoggingFlags();
 
+// --xla_*, for commands that compile programs.
+ForeignPrefix XlaFlags();
+
 // --python, for commands that run programs.
 FlagSpec PythonFlag();
 

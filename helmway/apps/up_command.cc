@@ -18,6 +18,7 @@
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
+#include "helmway/apps/xla_flags.h"
 
 namespace helmway::apps {
 namespace {
@@ -120,6 +121,7 @@ const FlagTable& UpFlags() {
                   "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin "
                   "of the Python environment."},
              PythonFlag()},
+        .foreign = {XlaFlags()},
         .takes_command = true};
     for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
@@ -149,6 +151,8 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
   auto address = ChooseListenAddress(ListenScope::kLoopback, static_cast<int>(flags.Int("port")), "port");
   if (!address.ok()) return fail(address.status(), kExitFailure);
 
+  std::vector<std::string> xla_flags = AllXlaFlags(context.environment, flags.xla_flags, context.err);
+
   // The program shares the terminal with the user's own: only warnings unless asked.
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/1));
   BlockedSignals signals({SIGINT, SIGTERM, SIGHUP, SIGCHLD});
@@ -174,6 +178,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                             .devices = static_cast<int>(flags.Int("devices")),
                             .plugin_path = *std::move(plugin),
                             .python = *std::move(python),
+                            .xla_flags = std::move(xla_flags),
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();

@@ -211,6 +211,8 @@ struct CompileProgram {
   std::vector<DeviceId> devices;  // of the program, replica by replica; empty: the worker's first
   // Not all devices are the worker's: the program is compiled and serialized, and loaded nowhere yet.
   bool for_several_workers = false;
+  // Whether it compiles: the program leaves no trace in caches and dumps.
+  bool only_to_see = false;
 };
 
 // One of the workers that run a program together.

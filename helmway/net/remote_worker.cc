@@ -359,6 +359,7 @@ void RemoteSession::Compile(cluster::CompileProgram command,
   compile.set_executable(command.executable);
   compile.set_options(command.options);
   compile.set_for_several_workers(command.for_several_workers);
+  compile.set_only_to_see(command.only_to_see);
   compile.mutable_devices()->Add(command.devices.begin(), command.devices.end());
   compile.set_size(bytes.size);
   if (bytes.size > kMaxInlineBytes) {

@@ -484,6 +484,7 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         program.executable = compile.executable();
         program.options = compile.options();
         program.for_several_workers = compile.for_several_workers();
+        program.only_to_see = compile.only_to_see();
         program.devices.assign(compile.devices().begin(), compile.devices().end());
         auto done = [stream = stream_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
           proto::Event event;

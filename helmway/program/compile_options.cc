@@ -76,9 +76,21 @@ absl::StatusOr<CompileOptions> ParseXlaCompileOptions(absl::string_view bytes) {
   return options;
 }
 
+std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options) {
+  xla::CompileOptionsProto proto;
+  xla::ExecutableBuildOptionsProto& build = *proto.mutable_executable_build_options();
+  build.set_device_ordinal(-1);
+  build.set_num_replicas(1);
+  build.set_num_partitions(1);
+  proto.mutable_env_option_overrides()->insert(xla_options.begin(), xla_options.end());
+  return proto.SerializeAsString();
+}
+
 absl::StatusOr<std::string> CompileOptions::SerializeForPlugin(
-    const absl::flat_hash_map<int32_t, int32_t>& plugin_ids) const {
+    const absl::flat_hash_map<int32_t, int32_t>& plugin_ids, const XlaOptions& defaults) const {
   xla::CompileOptionsProto proto = proto_;
+  // Does not touch what is there.
+  proto.mutable_env_option_overrides()->insert(defaults.begin(), defaults.end());
   if (proto.has_executable_build_options()) {
     xla::ExecutableBuildOptionsProto& build = *proto.mutable_executable_build_options();
     build.clear_debug_options();

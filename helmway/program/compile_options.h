@@ -2,6 +2,7 @@
 #define HELMWAY_PROGRAM_COMPILE_OPTIONS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,12 @@
 #include "helmway/wire/xla_compile_options.pb.h"
 
 namespace helmway::program {
+
+// XLA options by name, as CompileOptionsProto.env_option_overrides has them.
+using XlaOptions = std::map<std::string, xla::OptionOverrideProto>;
+
+// Bytes of a xla.CompileOptionsProto for one replica and one partition on a device of the plugin's choice.
+std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options);
 
 // What a client asks of the compiler. Immutable after parsing: any thread.
 // Source: xla.ifrt.XlaCompileOptionsProto in wire/ifrt_types.proto.
@@ -35,11 +42,11 @@ class CompileOptions {
 
   // Bytes of a xla.CompileOptionsProto for a PJRT plugin. The client's debug options are left out: they
   // describe the client's XLA and its flags, not the plugin's. Device ids of the assignment are replaced
-  // through `plugin_ids` (session id -> the plugin's global id; two session ids may not meet in one). All
-  // else is kept, unknown fields too. The same options give the same bytes. INVALID_ARGUMENT for a device
-  // that the map does not hold.
-  absl::StatusOr<std::string> SerializeForPlugin(
-      const absl::flat_hash_map<int32_t, int32_t>& plugin_ids) const;
+  // through `plugin_ids` (session id -> the plugin's global id; two session ids may not meet in one). XLA
+  // options that the client does not set are taken from `defaults`. All else is kept, unknown fields too. The
+  // same options give the same bytes. INVALID_ARGUMENT for a device that the map does not hold.
+  absl::StatusOr<std::string> SerializeForPlugin(const absl::flat_hash_map<int32_t, int32_t>& plugin_ids,
+                                                 const XlaOptions& defaults = {}) const;
 
  private:
   friend absl::StatusOr<CompileOptions> ParseXlaCompileOptions(absl::string_view bytes);

@@ -127,5 +127,24 @@ TEST(CompileOptions, Refusals) {
   EXPECT_EQ(ParseXlaCompileOptions("").status().code(), kInvalid);
 }
 
+TEST(CompileOptions, TheClientsXlaOptionsWinOverTheDefaults) {
+  auto proto = Options(1, 1, 0);
+  (*proto.mutable_compile_options()->mutable_env_option_overrides())["xla_a"].set_string_field("client");
+  const auto parsed = ParseXlaCompileOptions(proto.SerializeAsString());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  XlaOptions defaults;
+  defaults["xla_a"].set_string_field("default");
+  defaults["xla_b"].set_bool_field(true);
+  xla::CompileOptionsProto out;
+  ASSERT_TRUE(out.ParseFromString(parsed->SerializeForPlugin({{0, 0}}, defaults).value()));
+  EXPECT_EQ(out.env_option_overrides().size(), 2U);
+  EXPECT_EQ(out.env_option_overrides().at("xla_a").string_field(), "client");
+  EXPECT_TRUE(out.env_option_overrides().at("xla_b").bool_field());
+
+  ASSERT_TRUE(out.ParseFromString(SerializeDefaultCompileOptions(defaults)));
+  EXPECT_EQ(out.executable_build_options().num_partitions(), 1);
+  EXPECT_EQ(out.env_option_overrides().at("xla_a").string_field(), "default");
+}
+
 }  // namespace
 }  // namespace helmway::program

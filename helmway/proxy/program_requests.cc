@@ -117,7 +117,8 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
 
   cluster::CompileProgram command;
   command.executable = proxy_->NewExecutable();
-  HELMWAY_ASSIGN_OR_RETURN(command.options, options.SerializeForPlugin(device_ids_));
+  HELMWAY_ASSIGN_OR_RETURN(command.options,
+                           options.SerializeForPlugin(device_ids_, proxy_->options().xla_options));
   command.code = std::move(*request.mutable_program()->mutable_data());
   command.devices.assign(options.device_ids().begin(), options.device_ids().end());
   const cluster::ExecutableId id = command.executable;

@@ -17,6 +17,7 @@
 #include "helmway/cluster/worker_link.h"
 #include "helmway/net/callback_service.h"
 #include "helmway/net/ifrt_service.h"
+#include "helmway/program/compile_options.h"
 #include "helmway/proxy/host_buffers.h"
 
 namespace helmway::proxy {
@@ -28,6 +29,8 @@ struct ProxyOptions {
   // Where clients put large buffers that they do not send; empty = such transfers are refused.
   std::string large_transfer_directory;
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  // For every program, where its client asks for nothing else.
+  program::XlaOptions xla_options;
   // The most bytes that host buffers of all sessions may hold on their way. 0: half of the machine's memory.
   int64_t max_host_buffer_bytes = 0;
   // How long a request may wait for a host buffer whose upload has not begun.
