@@ -6,9 +6,12 @@ import os
 import pathlib
 import select
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import time
+import urllib.request
 
 BENCH = pathlib.Path(__file__).resolve().parent
 ROOT = BENCH.parent
@@ -16,6 +19,7 @@ PYTHON = os.environ.get("HELMWAY_BENCH_PYTHON", str(ROOT / ".venv/bin/python"))
 BUILD = pathlib.Path(os.environ.get("HELMWAY_BENCH_BUILD", ROOT / "build/release/bench"))
 BINARY = os.environ.get("HELMWAY_BINARY", str(ROOT / "build/release/helmway/apps/helmway"))
 THRESHOLD = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"
+FAKE_GCS = "HELMWAY_FAKE_GCS_SERVER"
 DIRECTORY = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
 
 
@@ -128,8 +132,8 @@ class Server(Process):
     self.target = text.split("JAX_BACKEND_TARGET=", 1)[1].strip("'\"")
 
 
-def helmway(devices=1, env=None):
-  return Server("helmway", [BINARY, "up", "--devices", devices, "--port", 0], env)
+def helmway(devices=1, env=None, flags=()):
+  return Server("helmway", [BINARY, "up", "--devices", devices, "--port", 0, *flags], env)
 
 
 def null_server(devices=1, env=None):
@@ -156,6 +160,30 @@ def client_environment(server, env=None):
 
 def local_environment(devices=1):
   return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+
+
+class FakeGcs:
+  """The Cloud Storage emulator that HELMWAY_FAKE_GCS_SERVER names, with an empty bucket called "bench"."""
+
+  def __init__(self):
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      self.address = "127.0.0.1:%d" % free.getsockname()[1]
+    self.child = subprocess.Popen(
+        [os.environ[FAKE_GCS], "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
+         "-port", self.address.split(":")[1], "-external-url", f"http://{self.address}"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    for line in self.child.stderr:
+      if b"server started" in line:
+        break
+    threading.Thread(target=self.child.stderr.read, daemon=True).start()
+    urllib.request.urlopen(urllib.request.Request(
+        f"http://{self.address}/storage/v1/b?project=bench", b'{"name": "bench"}',
+        {"Content-Type": "application/json"})).read()
+
+  def close(self):
+    self.child.kill()
+    self.child.wait()
 
 
 class Echo:

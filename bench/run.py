@@ -334,12 +334,63 @@ def callback(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "reshard": reshard, "callback": callback}
+def compiling(bench):
+  """(m) Compiling, and what the caches save."""
+  directory = bench.exits.enter_context(tempfile.TemporaryDirectory())
+  jax_cache = {"JAX_COMPILATION_CACHE_DIR": f"{directory}/jax", "JAX_ENABLE_COMPILATION_CACHE": "true",
+               "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+  emulator = bench.keep(processes.FakeGcs()) if os.environ.get(processes.FAKE_GCS) else None
+  programs = ("tiny", "transformer")
+
+  def sample(program, environment):
+    with contextlib.ExitStack() as exits:
+      side = Side("compiling side", environment)
+      exits.callback(side.close)
+      side.do("hello")
+      return [side.do("compile", program=program)]
+
+  def helmway(program, flags=(), env=None):
+    with contextlib.ExitStack() as exits:
+      server = processes.helmway(1, env, flags)
+      exits.callback(server.close)
+      return sample(program, client_environment(server))
+
+  results = {}
+  for program in programs:
+    # Every sample has a process of its own. The unrecorded first turns fill the caches.
+    sides = {"local JAX, cold": lambda: sample(program, local_environment()),
+             "local JAX, its cache directory": lambda: sample(program, local_environment() | jax_cache)}
+    if bench.with_helmway:
+      warm = processes.helmway(1)
+      bench.keep(warm)
+      sides["Helmway, cold"] = lambda: helmway(program)
+      sides["Helmway, in memory"] = lambda: sample(program, client_environment(warm))
+      sides["Helmway, directory, after a restart"] = lambda: helmway(
+          program, [f"--gcs_scratch_location={directory}/helmway"])
+      if emulator:
+        sides["Helmway, Cloud Storage emulator, after a restart"] = lambda: helmway(
+            program, ["--gcs_scratch_location=gs://bench/scratch"], {"STORAGE_EMULATOR_HOST": emulator.address})
+    series = bench.alternate(bench.rounds(3), sides)
+    cold = series["Helmway, cold" if bench.with_helmway else "local JAX, cold"]
+    results[program] = {name: {"median_ms": s.median * 1e3, "p99_ms": s.p99 * 1e3,
+                               "to_jax_cache": s.ratio_to(series["local JAX, its cache directory"]),
+                               "cold_to_this": 1 / s.ratio_to(cold)} for name, s in series.items()}
+    report.table(
+        f"(m) compiling, {program}; targets: after a restart at most 1 of JAX's cache"
+        + (", and at least 10 times faster than cold" if program == "transformer" else ""),
+        ["", "median ms", "p99 ms", "to JAX's cache", "faster than cold"],
+        [[name] + list(row.values()) for name, row in results[program].items()])
+  return results
+
+
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "m": compiling, "reshard": reshard,
+              "callback": callback}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
-  parser.add_argument("name", nargs="*", help="benchmarks to run, of a b c d e reshard callback; all by default")
+  parser.add_argument("name", nargs="*",
+                      help="benchmarks to run, of a b c d e m reshard callback; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")

@@ -168,6 +168,22 @@ class Workloads:
     self.kept["train", devices] = (step, state, batch)
     return {"seconds": duration, "loss": float(loss)}
 
+  def compile(self, program):
+    """One compile of "tiny" or "transformer" (the step of train); seconds, without tracing and lowering."""
+    if program == "tiny":
+      lowered = jax.jit(lambda a: a + 1).lower(jax.ShapeDtypeStruct((8,), np.float32))
+    else:
+      init, step, key, tokens, everywhere, split = define_training(1)
+
+      def abstract(x, sharding):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+      state = jax.tree.map(lambda x: abstract(x, everywhere), jax.eval_shape(init, key))
+      lowered = step.lower(state, abstract(tokens, split))
+    start = clock()
+    lowered.compile()
+    return clock() - start
+
   def live(self, count):
     """Holds `count` small arrays."""
     x = jax.device_put(np.zeros(8, np.float32))
@@ -180,7 +196,8 @@ class Workloads:
     return {"client_bytes": own_memory_bytes() - before}
 
 
-def make_training(devices):
+def define_training(devices):
+  """init, step (jitted), a key, tokens, and the shardings of both."""
   import flax.linen as nn
   import optax
   from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -223,11 +240,15 @@ def make_training(devices):
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, parameters)
     return (optax.apply_updates(parameters, updates), optimizer_state), loss
 
-  key = jax.device_put(np.asarray([0, 1], np.uint32), everywhere)
-  state = jax.jit(init, out_shardings=everywhere)(key)
   tokens = np.random.default_rng(0).integers(0, vocabulary, (batch_size, length), dtype=np.int32)
-  batch = jax.device_put(tokens, split)
   step = jax.jit(step, donate_argnums=0, out_shardings=(everywhere, everywhere))
+  return init, step, np.asarray([0, 1], np.uint32), tokens, everywhere, split
+
+
+def make_training(devices):
+  init, step, key, tokens, everywhere, split = define_training(devices)
+  state = jax.jit(init, out_shardings=everywhere)(jax.device_put(key, everywhere))
+  batch = jax.device_put(tokens, split)
   state, loss = step(state, batch)
   loss.block_until_ready()
   return step, state, batch

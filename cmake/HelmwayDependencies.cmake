@@ -1,4 +1,4 @@
-# Everything that Helmway links and does not own: Debian's gRPC, protobuf, abseil, glog, curl, OpenSSL, nlohmann's
+# Everything that Helmway links and does not own: Debian's gRPC, protobuf, abseil, glog, curl, RE2, OpenSSL, nlohmann's
 # JSON (headers only), GoogleTest.
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
@@ -8,6 +8,7 @@ find_package(GTest REQUIRED)
 pkg_check_modules(GRPCPP REQUIRED IMPORTED_TARGET grpc++>=1.51)
 pkg_check_modules(GLOG REQUIRED IMPORTED_TARGET libglog)
 pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl>=7.85)
+pkg_check_modules(RE2 REQUIRED IMPORTED_TARGET re2)
 find_package(OpenSSL REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)

@@ -19,7 +19,7 @@ declare -A HELMWAY_PYTHONS_FOR=(
 
 HELMWAY_APT_BUILD=(cmake ninja-build g++ pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler
   protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev libgtest-dev libgmock-dev python3-venv libpython3-dev
-  libcurl4-openssl-dev libssl-dev nlohmann-json3-dev)
+  libcurl4-openssl-dev libre2-dev libssl-dev nlohmann-json3-dev)
 HELMWAY_APT_TEST=(clang-format clang-tidy)
 # The emulator of Cloud Storage that tests run against (BSD licence), and the oldest Go that builds it.
 HELMWAY_FAKE_GCS_VERSION=v1.52.3

@@ -64,14 +64,15 @@ def cpu_environment(devices=DEVICES):
 class Server:
     """A `helmway up` process that serves. close() ends it and says how it ended."""
 
-    def __init__(self, binary, *arguments, start_timeout_s=120):
+    def __init__(self, binary, *arguments, start_timeout_s=120, environment=None, **popen):
         self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [binary, "up", "--port", "0", *arguments],
-            env=clean_environment(),
+            env=clean_environment(**(environment or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            **popen,
         )
         self.variables = {}
         try:

@@ -1,6 +1,7 @@
 #include "helmway/apps/command.h"
 
 #include "absl/strings/str_cat.h"
+#include "helmway/apps/cache_command.h"
 #include "helmway/apps/local_cluster.h"
 #include "helmway/apps/proxy_server_command.h"
 #include "helmway/apps/up_command.h"
@@ -16,6 +17,7 @@ constexpr char kUsage[] =
     "commands:\n"
     "  up            serve the devices of this machine, and run a program on them\n"
     "  proxy_server  serve the devices of this host on a port, as containers do\n"
+    "  cache         what lies in the compile cache of a scratch location: ls, stats, purge\n"
     "\n"
     "  helmway COMMAND --help   flags of a command\n"
     "  helmway --version        version\n";
@@ -41,6 +43,7 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
   const std::vector<std::string> arguments(words.begin() + 2, words.end());
   if (command == "up") return RunUp(arguments, context);
   if (command == "local_worker") return RunLocalWorker(arguments, context);
+  if (command == "cache") return RunCache(arguments, context);
   if (command == "proxy_server") {
     PrintArguments(words, context.err);
     return RunProxyServer(arguments, context);
@@ -60,7 +63,8 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
     return kExitOk;
   }
   context.err << "helmway: unknown command '" << command << "'";
-  if (const std::string nearest = NearestName(command, {"up", "proxy_server", "server"}); !nearest.empty()) {
+  if (const std::string nearest = NearestName(command, {"up", "proxy_server", "server", "cache"});
+      !nearest.empty()) {
     context.err << "; did you mean '" << nearest << "'?";
   }
   context.err << "\n" << kUsage;

@@ -291,10 +291,19 @@ TEST_F(CommandTest, ProxyServerHandsOnOpenMode) {
   EXPECT_TRUE(options_->allow_remote_clients);
 }
 
-TEST_F(CommandTest, ProxyServerWarnsOnceOfTheScratchLocation) {
+TEST_F(CommandTest, TheScratchLocationIsThatOfTheServer) {
   on_start_ = [] { kill(getpid(), SIGTERM); };
-  EXPECT_EQ(Run({"proxy_server", "--server_port=0", "--gcs_scratch_location=gs://b/d"}), kExitOk);
-  EXPECT_THAT(err_.str(), HasSubstr("keeps compiled programs in memory only"));
+  EXPECT_EQ(Run({"proxy_server", "--server_port=0", "--gcs_scratch_location=gs://bucket/x"}), kExitOk);
+  EXPECT_EQ(options_->scratch_location, "gs://bucket/x");
+  EXPECT_EQ(options_->compile_cache_days, 30);
+  EXPECT_EQ(Run({"proxy_server", "--server_port=0", "--gcs_scratch_location=", "--compile_cache_days=7"}),
+            kExitOk);
+  EXPECT_EQ(options_->scratch_location, "");
+  EXPECT_EQ(options_->compile_cache_days, 7);
+  on_start_ = nullptr;
+  EXPECT_EQ(Run({"up", "--gcs_scratch_location=/scratch", "--", "true"}), kExitOk);
+  EXPECT_EQ(options_->scratch_location, "/scratch");
+  EXPECT_EQ(Run({"up", "--gcs_scratch_location=s3://x", "--", "true"}), kExitUsage);
 }
 
 TEST_F(CommandTest, ProxyServerRefusesWhatIsNotThere) {

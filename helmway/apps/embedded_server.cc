@@ -2,24 +2,36 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "helmway/apps/command.h"
+#include "helmway/apps/compile_cache.h"
 #include "helmway/apps/host_cache.h"
 #include "helmway/apps/xla_flags.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
+#include "helmway/cache/keeper.h"
 #include "helmway/cluster/worker_group.h"
+#include "helmway/cluster/worker_link.h"
 #include "helmway/net/callback_service.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/net/message_stream.h"
 #include "helmway/net/remote_worker.h"
 #include "helmway/proxy/proxy.h"
+#include "helmway/worker/dumps.h"
 #include "helmway/worker/worker.h"
 
 namespace helmway::apps {
@@ -31,7 +43,18 @@ absl::Status TryToCompile(cluster::WorkerLink& worker, const program::XlaOptions
   command.code =
       "module @options { func.func public @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> } "
       "}";
-  command.options = program::SerializeDefaultCompileOptions(options);
+  // Without a place of their own, dumps go to this process's output.
+  std::string directory = (std::filesystem::temp_directory_path() / "helmway-flags-XXXXXX").string();
+  const bool has_directory = mkdtemp(directory.data()) != nullptr;
+  absl::Cleanup remove = [&] {
+    std::error_code ignored;
+    if (has_directory) std::filesystem::remove_all(directory, ignored);
+  };
+  program::XlaOptions harmless = options;
+  for (const auto& [name, option] : options) {
+    if (absl::StartsWith(name, "xla_dump_")) harmless["xla_dump_to"].set_string_field(directory);
+  }
+  command.options = program::SerializeDefaultCompileOptions(harmless);
   command.only_to_see = true;
   const std::shared_ptr<cluster::SessionLink> session = worker.OpenSession(base::UnguessableId(), nullptr);
   absl::Status outcome;
@@ -49,6 +72,17 @@ absl::Status TryToCompile(cluster::WorkerLink& worker, const program::XlaOptions
 program::XlaOptions CheckXlaFlags(cluster::WorkerLink& worker, const std::vector<std::string>& flags) {
   XlaFlagsOutcome outcome = AcceptXlaFlags(
       flags, [&worker](const program::XlaOptions& options) { return TryToCompile(worker, options); });
+  if (const auto to = outcome.options.find("xla_dump_to"); to != outcome.options.end()) {
+    std::string& where = *to->second.mutable_string_field();
+    if (!absl::StrContains(where, "://")) where = std::filesystem::absolute(where).string();
+  }
+  std::string serialized = program::SerializeDefaultCompileOptions(outcome.options);
+  if (const absl::Status dumps = worker::TakeDumpOptions(serialized).status(); !dumps.ok()) {
+    outcome.warnings.push_back(absl::StrCat("no dumps: ", dumps.message()));
+    for (auto it = outcome.options.begin(); it != outcome.options.end();) {
+      it = absl::StartsWith(it->first, "xla_dump_") ? outcome.options.erase(it) : std::next(it);
+    }
+  }
   for (const std::string& warning : outcome.warnings) LOG(WARNING) << warning;
   return std::move(outcome.options);
 }
@@ -58,6 +92,11 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   static absl::StatusOr<std::unique_ptr<EmbeddedServer>> Create(const EmbeddedServerOptions& options) {
     auto server = std::make_unique<EmbeddedServerImpl>();
     auto host_memory = std::make_shared<base::HostMemoryPool>(CachedHostBytes());
+    if (!options.scratch_location.empty()) {
+      HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<storage::Store> store,
+                               OpenCompileCacheStore(options.scratch_location, options.environment));
+      server->keeper_ = std::make_unique<cache::Keeper>(std::move(store), options.compile_cache_days);
+    }
     if (options.workers.empty()) {
       HELMWAY_RETURN_IF_ERROR(server->MakeWorker(options, host_memory));
     } else {
@@ -67,6 +106,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     proxy_options.allow_remote_clients = options.allow_remote_clients;
     proxy_options.large_transfer_directory = options.large_transfer_directory;
     proxy_options.host_memory = host_memory;
+    proxy_options.scratch_location = options.scratch_location;
     proxy_options.xla_options = CheckXlaFlags(*server->worker_, options.xla_flags);
     server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
     server->service_ = net::MakeIfrtService(server->proxy_.get());
@@ -91,6 +131,9 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     worker_options.python = options.python;
     worker_options.virtual_devices = options.devices;
     worker_options.host_memory = host_memory;
+    worker_options.environment = options.environment;
+    HELMWAY_ASSIGN_OR_RETURN(worker_options.compile_cache,
+                             MakeCompileCache(options.scratch_location, options.environment));
     HELMWAY_ASSIGN_OR_RETURN(worker_, worker::Worker::Create(worker_options));
     return absl::OkStatus();
   }
@@ -112,6 +155,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     return absl::OkStatus();
   }
 
+  std::unique_ptr<cache::Keeper> keeper_;
   // Destroyed from the bottom up: no stream outlives the proxy, no session the worker.
   net::MessageStreamClient streams_;
   std::unique_ptr<cluster::WorkerLink> worker_;

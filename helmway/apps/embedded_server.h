@@ -4,6 +4,7 @@
 #define HELMWAY_APPS_EMBEDDED_SERVER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,12 +27,15 @@ struct EmbeddedServerOptions {
   // Of those: one without a sign of life for so long is lost.
   absl::Duration worker_timeout = absl::InfiniteDuration();
   // The next three are of the worker in this process:
-  int devices = 1;                       // virtual CPU devices
-  std::string plugin_path;               // shared library that exports GetPjrtApi
-  std::string python;                    // command whose jaxlib has JAX's custom calls; empty = none
-  bool allow_remote_clients = false;     // admit peers that are not on this host
-  std::vector<std::string> xla_flags;    // "--xla_...=..."; of two for one option the later counts
-  std::string large_transfer_directory;  // shared-directory transfers; empty = refused
+  int devices = 1;                     // virtual CPU devices
+  std::string plugin_path;             // shared library that exports GetPjrtApi
+  std::string python;                  // command whose jaxlib has JAX's custom calls; empty = none
+  bool allow_remote_clients = false;   // admit peers that are not on this host
+  std::vector<std::string> xla_flags;  // "--xla_...=..."; of two for one option the later counts
+  std::string scratch_location;        // where compiled programs persist; empty = in memory only
+  int compile_cache_days = 0;          // how long they are kept there; 0 = for ever
+  std::map<std::string, std::string> environment;  // how to reach it
+  std::string large_transfer_directory;            // shared-directory transfers; empty = refused
 };
 
 class EmbeddedServer {

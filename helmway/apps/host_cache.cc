@@ -6,10 +6,11 @@
 
 namespace helmway::apps {
 
-int64_t CachedHostBytes() {
-  constexpr int64_t kMax = int64_t{1} << 30;
-  const int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
-  return std::min(kMax, memory / 16);
-}
+namespace {
+int64_t MachineBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
+}  // namespace
+
+int64_t CachedHostBytes() { return std::min(int64_t{1} << 30, MachineBytes() / 16); }
+int64_t CompileCacheBytes() { return std::min(int64_t{512} << 20, MachineBytes() / 32); }
 
 }  // namespace helmway::apps

@@ -92,7 +92,8 @@ const FlagTable& LocalWorkerFlags() {
                    .type = FlagType::kInt,
                    .default_value = "1",
                    .help = "Open file that gets port and incarnation."},
-                  PythonFlag()}};
+                  PythonFlag(),
+                  ScratchLocationFlag()}};
     for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
@@ -112,6 +113,7 @@ absl::Status LocalCluster::StartWorker(const LocalClusterOptions& options, int n
                                       absl::StrCat("--devices=", options.devices_per_worker),
                                       absl::StrCat("--pjrt_plugin=", options.plugin_path),
                                       absl::StrCat("--python=", options.python),
+                                      absl::StrCat("--gcs_scratch_location=", options.scratch_location),
                                       absl::StrCat("--report_fd=", report_fd)};
   command.insert(command.end(), options.flags.begin(), options.flags.end());
   HELMWAY_ASSIGN_OR_RETURN(const pid_t child, StartChild(command, options.environment, options.signal_mask,
@@ -178,11 +180,12 @@ LocalCluster::~LocalCluster() {
 }
 
 int RunLocalWorker(const std::vector<std::string>& arguments, const CommandContext& context) {
-  const ParsedFlags flags = ParseFlags(LocalWorkerFlags(), arguments, context.environment);
+  ParsedFlags flags = ParseFlags(LocalWorkerFlags(), arguments, context.environment);
   if (flags.help) {
     context.out << HelpText(LocalWorkerFlags()) << std::flush;
     return kExitOk;
   }
+  std::string scratch_location = ReadScratchLocation(flags, /*has_older_name=*/false);
   PrintNotes(LocalWorkerFlags(), flags, context.err);
   if (!flags.ok()) return kExitUsage;
   const int number = static_cast<int>(flags.Int("number"));
@@ -200,6 +203,8 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
   auto server = context.start_worker({.listen_address = "127.0.0.1:0",
                                       .plugin_path = flags.String("pjrt_plugin"),
                                       .python = flags.String("python"),
+                                      .scratch_location = std::move(scratch_location),
+                                      .environment = context.environment,
                                       .incarnation = incarnation,
                                       .software = Software(),
                                       .timeouts = TimeoutsFrom(flags)});
@@ -219,7 +224,8 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
 
   const int signal = signals.Wait().si_signo;
   LOG(INFO) << "worker " << number << " ends on SIGTERM";
-  // What it has is gone with it; no plugin and no peer can keep it.
+  (*server)->FinishWriting(kPatienceAtTheEnd);
+  // What else it has is gone with it; no plugin and no peer can keep it.
   _exit(128 + signal);
 }
 

@@ -25,6 +25,7 @@ struct LocalClusterOptions {
   int slices = 1;  // divides the workers; neighbours make up a slice
   std::string plugin_path;
   std::string python;
+  std::string scratch_location;    // of the compile caches; empty: there is none
   std::vector<std::string> flags;  // of logging and timeouts, as for this process
   Environment environment;
   sigset_t signal_mask;

@@ -45,10 +45,6 @@ void CheckSupported(const ProxyOptions& options, ParsedFlags& flags) {
       flags.Warn(name, absl::StrCat("--", name, ": no effect, this version has no colocated Python"));
     }
   }
-  if (!options.scratch_location.empty()) {
-    flags.Warn("gcs_scratch_location",
-               "--gcs_scratch_location: no effect, this version keeps compiled programs in memory only");
-  }
 }
 
 }  // namespace
@@ -85,6 +81,9 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
                             .python = *python,
                             .allow_remote_clients = options.allow_remote_clients,
                             .xla_flags = std::move(xla_flags),
+                            .scratch_location = options.scratch_location,
+                            .compile_cache_days = options.compile_cache_days,
+                            .environment = context.environment,
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status());
   LOG(INFO) << "serving " << options.devices << " device(s) of " << *plugin << " on port "

@@ -37,8 +37,7 @@ FlagSpec Silent(absl::string_view name, absl::string_view help, FlagType type = 
 // Flags of every role.
 std::vector<FlagSpec> CommonFlags() {
   std::vector<FlagSpec> flags = {
-      {.name = "gcs_scratch_location",
-       .help = "Directory for compiled programs: gs://bucket/directory, file:///directory or /directory."},
+      ScratchLocationFlag(),
       {.name = "enable_metrics_collection",
        .type = FlagType::kBool,
        .help = "Write metrics to Cloud Monitoring.",
@@ -95,20 +94,6 @@ std::vector<RetiredFlag> RetiredFlags() {
       {"pathways_persistent_compilation_cache", "drop it; --gcs_scratch_location turns the cache on"},
       {"pathways_compilation_mode", "drop it, nothing takes its place"},
   };
-}
-
-std::string ReadScratchLocation(ParsedFlags& flags, bool has_older_name) {
-  std::string name = "gcs_scratch_location";
-  if (has_older_name && !flags.Has(name) && flags.Has("gcs_location")) {
-    name = "gcs_location";
-    flags.Warn(name, "--gcs_location is the older name of --gcs_scratch_location");
-  }
-  const std::string location = flags.String(name);
-  if (location.empty()) return location;
-  if (absl::Status status = CheckScratchLocation(location); !status.ok()) {
-    flags.Error(name, absl::StrCat("--", name, "=", location, ": ", status.message()));
-  }
-  return location;
 }
 
 DebuggingOptions ReadDebuggingFlags(ParsedFlags& flags) {
@@ -178,6 +163,36 @@ ForeignPrefix XlaFlags() {
   return {
       .prefix = "xla_",
       .help = "Options of XLA for every program, after those of XLA_FLAGS; compiler_options of a jit win."};
+}
+
+FlagSpec CompileCacheDaysFlag() {
+  return {.name = "compile_cache_days",
+          .type = FlagType::kInt,
+          .default_value = "30",
+          .help = "Compiled programs in the scratch location are deleted after so many days; 0: never.",
+          .max = 36500};
+}
+
+FlagSpec ScratchLocationFlag() {
+  return {.name = "gcs_scratch_location",
+          .help =
+              "Directory where compiled programs persist: gs://bucket/directory, file:///directory or "
+              "/directory. "
+              "Without it they are kept in memory."};
+}
+
+std::string ReadScratchLocation(ParsedFlags& flags, bool has_older_name) {
+  std::string name = "gcs_scratch_location";
+  if (has_older_name && !flags.Has(name) && flags.Has("gcs_location")) {
+    name = "gcs_location";
+    flags.Warn(name, "--gcs_location is the older name of --gcs_scratch_location");
+  }
+  const std::string location = flags.String(name);
+  if (location.empty()) return location;
+  if (absl::Status status = CheckScratchLocation(location); !status.ok()) {
+    flags.Error(name, absl::StrCat("--", name, "=", location, ": ", status.message()));
+  }
+  return location;
 }
 
 FlagSpec PythonFlag() {
@@ -292,6 +307,7 @@ const FlagTable& ProxyFlags() {
                     "plugin of the "
                     "Python environment."},
            PythonFlag(),
+           CompileCacheDaysFlag(),
            {.name = "allow_remote_clients",
             .type = FlagType::kBool,
             .default_value = "false",
@@ -321,6 +337,7 @@ ProxyOptions ReadProxyFlags(ParsedFlags& flags) {
   options.devices = static_cast<int>(flags.Int("devices"));
   options.plugin_path = flags.String("pjrt_plugin");
   options.python = flags.String("python");
+  options.compile_cache_days = static_cast<int>(flags.Int("compile_cache_days"));
   options.allow_remote_clients = flags.Bool("allow_remote_clients");
   options.debugging = ReadDebuggingFlags(flags);
 

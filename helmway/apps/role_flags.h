@@ -29,6 +29,14 @@ std::vector<FlagSpec> LoggingFlags();
 // --xla_*, for commands that compile programs.
 ForeignPrefix XlaFlags();
 
+// --gcs_scratch_location, for commands that keep something for later. Read it with ReadScratchLocation, which
+// adds an error unless the location is one; empty: none. `has_older_name`: --gcs_location is taken too.
+FlagSpec ScratchLocationFlag();
+std::string ReadScratchLocation(ParsedFlags& flags, bool has_older_name);
+
+// --compile_cache_days, for the same commands.
+FlagSpec CompileCacheDaysFlag();
+
 // --python, for commands that run programs.
 FlagSpec PythonFlag();
 
@@ -63,6 +71,7 @@ struct ProxyOptions {
   int devices = 1;
   std::string plugin_path;  // empty: look for it
   std::string python;       // empty: look for it
+  int compile_cache_days = 0;
   bool allow_remote_clients = false;
   DebuggingOptions debugging;
 };

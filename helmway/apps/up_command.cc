@@ -120,7 +120,9 @@ const FlagTable& UpFlags() {
               .help =
                   "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin "
                   "of the Python environment."},
-             PythonFlag()},
+             PythonFlag(),
+             ScratchLocationFlag(),
+             CompileCacheDaysFlag()},
         .foreign = {XlaFlags()},
         .takes_command = true};
     for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
@@ -137,6 +139,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
     return kExitOk;
   }
   CheckShape(flags);
+  std::string scratch_location = ReadScratchLocation(flags, /*has_older_name=*/false);
   PrintNotes(UpFlags(), flags, context.err);
   if (!flags.ok()) return kExitUsage;
   const auto fail = [&context](const absl::Status& status, int code) {
@@ -165,6 +168,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                              .slices = static_cast<int>(flags.Int("slices")),
                              .plugin_path = *plugin,
                              .python = *python,
+                             .scratch_location = scratch_location,
                              .flags = FlagsForWorkers(flags),
                              .environment = context.environment,
                              .signal_mask = signals.original_mask()});
@@ -179,6 +183,9 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                             .plugin_path = *std::move(plugin),
                             .python = *std::move(python),
                             .xla_flags = std::move(xla_flags),
+                            .scratch_location = std::move(scratch_location),
+                            .compile_cache_days = static_cast<int>(flags.Int("compile_cache_days")),
+                            .environment = context.environment,
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();

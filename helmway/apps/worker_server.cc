@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "helmway/apps/compile_cache.h"
 #include "helmway/apps/host_cache.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/status.h"
@@ -47,6 +48,9 @@ class WorkerServerImpl final : public WorkerServer {
                                          .host_memory = host_memory});
     options.collective_wait_limit = options_.timeouts.collective;
     options.host_memory = host_memory;
+    options.environment = options_.environment;
+    HELMWAY_ASSIGN_OR_RETURN(options.compile_cache,
+                             MakeCompileCache(options_.scratch_location, options_.environment));
     HELMWAY_ASSIGN_OR_RETURN(worker_, worker::Worker::Create(options));
     service_.bind(worker_.get(), {.incarnation = options_.incarnation,
                                   .host_memory = host_memory,
@@ -57,6 +61,10 @@ class WorkerServerImpl final : public WorkerServer {
                                       },
                                   .collectives = worker_->collective_receiver()});
     return absl::OkStatus();
+  }
+
+  void FinishWriting(absl::Duration patience) override {
+    if (worker_) worker_->FinishWriting(patience);
   }
 
   void Shutdown() override {

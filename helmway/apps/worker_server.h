@@ -3,6 +3,7 @@
 #define HELMWAY_APPS_WORKER_SERVER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -19,11 +20,13 @@ struct WorkerTimeouts {
 };
 
 struct WorkerServerOptions {
-  std::string listen_address;  // "127.0.0.1:0", "[::]:29005"
-  std::string plugin_path;     // shared library that exports GetPjrtApi
-  std::string python;          // command whose jaxlib has JAX's custom calls; empty = none
-  uint64_t incarnation = 0;    // of this process, random
-  std::string software;        // of this process, for messages
+  std::string listen_address;    // "127.0.0.1:0", "[::]:29005"
+  std::string plugin_path;       // shared library that exports GetPjrtApi
+  std::string python;            // command whose jaxlib has JAX's custom calls; empty = none
+  std::string scratch_location;  // where compiled programs persist; empty = in memory only
+  std::map<std::string, std::string> environment;  // how to reach it
+  uint64_t incarnation = 0;                        // of this process, random
+  std::string software;                            // of this process, for messages
   WorkerTimeouts timeouts;
 };
 
@@ -46,6 +49,8 @@ class WorkerServer {
   // Makes the devices. Once. Blocks while the plugin starts. `peer_address`: host:port where the other
   // workers reach this one. An error names the plugin.
   virtual absl::Status Place(const WorkerPlace& place, const std::string& peer_address) = 0;
+  // Waits until compiled programs and dumps that are to be kept are kept, or the time is up.
+  virtual void FinishWriting(absl::Duration patience) = 0;
   virtual void Shutdown() = 0;  // ends sessions, idempotent
 };
 

@@ -1,10 +1,13 @@
 #include "helmway/program/compile_options.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
@@ -18,6 +21,18 @@ constexpr int32_t kMaxVersion = 4;
 
 absl::Status Bad(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("Compile options: ", text));
+}
+
+// Maps in a fixed order: the bytes are part of cache keys.
+absl::StatusOr<std::string> SerializeInOrder(const xla::CompileOptionsProto& proto) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    if (!proto.SerializeToCodedStream(&coded)) return Bad("they do not serialize (2 GiB is the limit)");
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -86,6 +101,34 @@ std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options) {
   return proto.SerializeAsString();
 }
 
+absl::StatusOr<std::string> CompileOptionsForKey(absl::string_view serialized, bool devices_matter) {
+  xla::CompileOptionsProto proto;
+  if (!proto.ParseFromArray(serialized.data(), static_cast<int>(serialized.size())))
+    return Bad("they do not parse");
+  auto& overrides = *proto.mutable_env_option_overrides();
+  for (auto it = overrides.begin(); it != overrides.end();) {
+    it = absl::StartsWith(it->first, "xla_dump_") ? overrides.erase(it) : std::next(it);
+  }
+  if (proto.has_executable_build_options()) {
+    xla::ExecutableBuildOptionsProto& build = *proto.mutable_executable_build_options();
+    build.set_device_ordinal(-1);
+    build.clear_process_index();
+    if (!devices_matter) {
+      build.clear_device_assignment();
+    } else if (build.has_device_assignment()) {
+      int64_t lowest = std::numeric_limits<int64_t>::max();
+      auto& partitions = *build.mutable_device_assignment()->mutable_computation_devices();
+      for (const auto& partition : partitions) {
+        for (const int64_t id : partition.replica_device_ids()) lowest = std::min(lowest, id);
+      }
+      for (auto& partition : partitions) {
+        for (int64_t& id : *partition.mutable_replica_device_ids()) id -= lowest;
+      }
+    }
+  }
+  return SerializeInOrder(proto);
+}
+
 absl::StatusOr<std::string> CompileOptions::SerializeForPlugin(
     const absl::flat_hash_map<int32_t, int32_t>& plugin_ids, const XlaOptions& defaults) const {
   xla::CompileOptionsProto proto = proto_;
@@ -111,14 +154,7 @@ absl::StatusOr<std::string> CompileOptions::SerializeForPlugin(
       }
     }
   }
-  std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream stream(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);  // Maps in a fixed order: the bytes are part of cache keys.
-    if (!proto.SerializeToCodedStream(&coded)) return Bad("they do not serialize (2 GiB is the limit)");
-  }
-  return bytes;
+  return SerializeInOrder(proto);
 }
 
 }  // namespace helmway::program

@@ -20,6 +20,12 @@ using XlaOptions = std::map<std::string, xla::OptionOverrideProto>;
 // Bytes of a xla.CompileOptionsProto for one replica and one partition on a device of the plugin's choice.
 std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options);
 
+// What in a serialized xla.CompileOptionsProto for a plugin decides what a compiler makes of a program, for
+// keys of caches: without where the program runs (devices, process), unless `devices_matter` (then their ids,
+// less the lowest), and without options that only make XLA write files (xla_dump_*). INVALID_ARGUMENT for
+// bytes that do not parse.
+absl::StatusOr<std::string> CompileOptionsForKey(absl::string_view serialized, bool devices_matter);
+
 // What a client asks of the compiler. Immutable after parsing: any thread.
 // Source: xla.ifrt.XlaCompileOptionsProto in wire/ifrt_types.proto.
 class CompileOptions {

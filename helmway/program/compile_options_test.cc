@@ -127,6 +127,35 @@ TEST(CompileOptions, Refusals) {
   EXPECT_EQ(ParseXlaCompileOptions("").status().code(), kInvalid);
 }
 
+TEST(CompileOptions, KeysAreThoseOfTheProgramNotOfItsPlace) {
+  const auto key = [](xla::CompileOptionsProto proto, bool devices_matter = false) {
+    return CompileOptionsForKey(proto.SerializeAsString(), devices_matter).value();
+  };
+  const xla::CompileOptionsProto here = Options(1, 2, 0).compile_options();
+  const xla::CompileOptionsProto there = Options(1, 2, 4096).compile_options();
+  EXPECT_EQ(key(here), key(there));
+  EXPECT_NE(key(here), key(Options(2, 1, 0).compile_options()));
+
+  xla::CompileOptionsProto moved = here;
+  moved.mutable_executable_build_options()->set_process_index(3);
+  moved.mutable_executable_build_options()->set_device_ordinal(7);
+  (*moved.mutable_env_option_overrides())["xla_dump_to"].set_string_field("/tmp");
+  EXPECT_EQ(key(here), key(moved));
+  xla::CompileOptionsProto other = here;
+  (*other.mutable_env_option_overrides())["xla_a"].set_string_field("1");
+  EXPECT_NE(key(here), key(other));
+
+  // The order of devices, where it counts, but not which they are.
+  xla::CompileOptionsProto swapped = here;
+  auto& assignment = *swapped.mutable_executable_build_options()->mutable_device_assignment();
+  assignment.mutable_computation_devices(0)->set_replica_device_ids(0, 1);
+  assignment.mutable_computation_devices(1)->set_replica_device_ids(0, 0);
+  EXPECT_EQ(key(here), key(swapped));
+  EXPECT_EQ(key(here, true), key(there, true));
+  EXPECT_NE(key(here, true), key(swapped, true));
+  EXPECT_FALSE(CompileOptionsForKey("\xff", false).ok());
+}
+
 TEST(CompileOptions, TheClientsXlaOptionsWinOverTheDefaults) {
   auto proto = Options(1, 1, 0);
   (*proto.mutable_compile_options()->mutable_env_option_overrides())["xla_a"].set_string_field("client");

@@ -3,7 +3,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "helmway/base/status.h"
 #include "helmway/program/compile_options.h"
 #include "helmway/proxy/proxy.h"
@@ -93,6 +95,29 @@ absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::Execut
   return executable;
 }
 
+// A client must not make the server write where it likes.
+absl::Status CheckDumps(const program::CompileOptions& options, const std::string& scratch_location) {
+  const auto& overrides = options.proto().env_option_overrides();
+  const auto to = overrides.find("xla_dump_to");
+  if (to == overrides.end()) return absl::OkStatus();
+  const std::string& where = to->second.string_field();
+  const auto bare = [](absl::string_view text) {
+    absl::ConsumePrefix(&text, "file://");
+    return absl::StripSuffix(text, "/");
+  };
+  const absl::string_view inside = bare(where);
+  const absl::string_view scratch = bare(scratch_location);
+  if (!scratch.empty() && (inside == scratch || absl::StartsWith(inside, absl::StrCat(scratch, "/"))) &&
+      !absl::StrContains(inside, "..")) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      "xla_dump_to=", where,
+      ": the files would be written by the server, which takes this option of a program only ",
+      scratch.empty() ? "if it has a --gcs_scratch_location, and below that"
+                      : absl::StrCat("for places below its scratch location ", scratch_location)));
+}
+
 }  // namespace
 
 absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
@@ -114,6 +139,8 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
         "portable executables (compile_portable_executable) are not supported yet");
   }
   HELMWAY_RETURN_IF_ERROR(CheckDevices(options.device_ids()));
+
+  HELMWAY_RETURN_IF_ERROR(CheckDumps(options, proxy_->options().scratch_location));
 
   cluster::CompileProgram command;
   command.executable = proxy_->NewExecutable();

@@ -29,6 +29,8 @@ struct ProxyOptions {
   // Where clients put large buffers that they do not send; empty = such transfers are refused.
   std::string large_transfer_directory;
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  // Clients may have compiles dumped (xla_dump_to) below this, and nowhere else; empty: not at all.
+  std::string scratch_location;
   // For every program, where its client asks for nothing else.
   program::XlaOptions xla_options;
   // The most bytes that host buffers of all sessions may hold on their way. 0: half of the machine's memory.

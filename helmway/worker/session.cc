@@ -13,6 +13,7 @@
 #include "helmway/wire/xla_hlo.pb.h"
 #include "helmway/worker/assembly.h"
 #include "helmway/worker/bitcast.h"
+#include "helmway/worker/compiler.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/host_transfer.h"
 #include "helmway/worker/worker.h"
@@ -63,51 +64,12 @@ void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
 constexpr size_t kMaxValuesToStartAtOnce = 64;
 
-std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
-  xla::CompiledMemoryStatsProto proto;
-  proto.set_generated_code_size_in_bytes(stats.generated_code_bytes);
-  proto.set_argument_size_in_bytes(stats.argument_bytes);
-  proto.set_output_size_in_bytes(stats.output_bytes);
-  proto.set_alias_size_in_bytes(stats.alias_bytes);
-  proto.set_temp_size_in_bytes(stats.temp_bytes);
-  proto.set_host_generated_code_size_in_bytes(stats.host_generated_code_bytes);
-  proto.set_host_argument_size_in_bytes(stats.host_argument_bytes);
-  proto.set_host_output_size_in_bytes(stats.host_output_bytes);
-  proto.set_host_alias_size_in_bytes(stats.host_alias_bytes);
-  proto.set_host_temp_size_in_bytes(stats.host_temp_bytes);
-  proto.set_peak_memory_in_bytes(stats.peak_memory_bytes);
-  proto.set_total_size_in_bytes(stats.total_bytes);
-  return proto.SerializeAsString();
-}
-
-// Fills in what the compiler says of a program, and reads its optimized module.
-absl::StatusOr<program::ExecutableSpec> Describe(const pjrt::LoadedExecutable& executable,
-                                                 std::vector<cluster::DeviceId> devices,
-                                                 cluster::CompiledProgram* result) {
-  result->name = executable.name();
-  result->num_replicas = executable.num_replicas();
-  result->num_partitions = executable.num_partitions();
-  result->devices = std::move(devices);
-  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable.OptimizedHlo());
-  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec,
-                           program::FromOptimizedHlo(hlo.format, hlo.bytes, result->devices,
-                                                     result->num_replicas, result->num_partitions));
-  result->optimized_hlo_format = std::move(hlo.format);
-  result->optimized_hlo = std::move(hlo.bytes);
-  HELMWAY_ASSIGN_OR_RETURN(result->output_memory_kinds, executable.OutputMemoryKinds());
-  result->fingerprint = executable.Fingerprint().value_or("");
-  if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats(); stats.ok()) {
-    result->memory_stats = SerializeMemoryStats(*stats);
-  } else {
-    result->memory_stats = stats.status();
-  }
-  result->code_size_bytes = executable.GeneratedCodeSizeBytes().value_or(0);
-  return spec;
-}
-
-bool CallsBack(const program::ExecutableSpec& spec) {
-  return std::binary_search(spec.custom_call_targets.begin(), spec.custom_call_targets.end(),
-                            cluster::kPythonCallbackTarget);
+// What a run allocates on each of its devices, as far as the compiler says. A program from the cache may no
+// longer know it by itself.
+int64_t AllocatedBytes(const cluster::CompiledProgram& program) {
+  xla::CompiledMemoryStatsProto stats;
+  if (!program.memory_stats.ok() || !stats.ParseFromString(*program.memory_stats)) return 0;
+  return stats.output_size_in_bytes() - stats.alias_size_in_bytes() + stats.temp_size_in_bytes();
 }
 
 // Compile options for a program that calls back: its devices may wait long for one that waits for the client.
@@ -665,19 +627,6 @@ void Session::Await(const std::vector<cluster::BufferNames>& buffers,
   });
 }
 
-absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Session::CompileWith(
-    const pjrt::Client& client, const pjrt::CompileRequest& request) {
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = client.Compile(request);
-  if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
-    // JAX's custom calls are loaded when the first program wants one.
-    if (worker_->custom_calls().Load().ok()) compiled = client.Compile(request);
-    if (!compiled.ok() && CustomCalls::IsMissingTarget(compiled.status())) {
-      return worker_->custom_calls().Explain(compiled.status());
-    }
-  }
-  return compiled;
-}
-
 absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
   {
     base::MutexLock lock(&mu_);
@@ -689,11 +638,7 @@ absl::StatusOr<std::shared_ptr<CallbackClient>> Session::GetCallbackClient() {
   return leased;
 }
 
-void Session::CheckRoomFor(const pjrt::LoadedExecutable& executable, int64_t devices,
-                           LoadedProgram& program) {
-  const absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats();
-  if (!stats.ok()) return;
-  const int64_t bytes = (stats->output_bytes - stats->alias_bytes + stats->temp_bytes) * devices;
+void Session::CheckRoomFor(int64_t bytes, LoadedProgram& program) {
   if (bytes < base::kLargeAllocationBytes) return;
   program.check_room = [worker = worker_, bytes] { return worker->CheckRoom(bytes); };
   program.may_start_at_once = false;
@@ -701,41 +646,34 @@ void Session::CheckRoomFor(const pjrt::LoadedExecutable& executable, int64_t dev
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
   auto program = std::make_shared<LoadedProgram>();
-  std::unique_ptr<pjrt::LoadedExecutable> executable;
-  program::ExecutableSpec spec;
-  cluster::CompiledProgram result;
+  Compiler::Compiled compiled;
   // What the bytes do not show is seen in the compiled program.
   bool calls_back = absl::StrContains(command.code, cluster::kPythonCallbackTarget);
-  while (true) {
-    const pjrt::Client* client = &worker_->client();
-    std::string options = command.options;
-    if (calls_back) {
-      HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
-      client = program->callback_client->client().get();
-      options = WithPatience(options);
-    }
-    pjrt::CompileRequest request;
-    request.code = command.code;
-    request.serialized_options = options;
-    HELMWAY_ASSIGN_OR_RETURN(executable, CompileWith(*client, request));
-    std::vector<cluster::DeviceId> devices;
-    for (const pjrt::Device* device : executable->addressable_devices()) devices.push_back(device->id());
-    HELMWAY_ASSIGN_OR_RETURN(spec, Describe(*executable, std::move(devices), &result));
-    if (calls_back || !CallsBack(spec)) break;
-    calls_back = true;
+  if (!calls_back) {
+    HELMWAY_ASSIGN_OR_RETURN(compiled, worker_->compiler().Compile(command));
+    calls_back = compiled.calls_back();
   }
+  if (calls_back) {
+    HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
+    cluster::CompileProgram patient = command;
+    patient.options = WithPatience(command.options);
+    HELMWAY_ASSIGN_OR_RETURN(
+        compiled, worker_->compiler().CompileUncached(program->callback_client->client(), patient));
+  }
+  const program::ExecutableSpec& spec = compiled.spec;
+  cluster::CompiledProgram& result = compiled.program;
   for (const cluster::DeviceId device : result.devices) program->queues.push_back(worker_->queue(device));
   for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
   for (const program::ValueSpec& value : spec.outputs) program->token_outputs.push_back(value.is_token);
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
-  CheckRoomFor(*executable, static_cast<int64_t>(result.devices.size()), *program);
-  program->executable = std::move(executable);
+  CheckRoomFor(AllocatedBytes(result) * static_cast<int64_t>(result.devices.size()), *program);
+  program->executable = std::move(compiled.executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();
   programs_[command.executable] = std::move(program);
-  return result;
+  return std::move(result);
 }
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluster::CompileProgram& command) {
@@ -753,36 +691,25 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
       partition.set_replica_device_ids(r, next++);
   }
   HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Client> compiler, worker_->CompilerFor(next));
-  // Of interest only if the program has any.
-  const absl::Status prepared = ReplaceCollectivesHere::Prepare(*compiler->plugin());
-  const std::string serialized_options = options.SerializeAsString();
-  pjrt::CompileRequest request;
-  request.code = command.code;
-  request.serialized_options = serialized_options;
-  ReplaceCollectivesHere replace({replicas, replicas == 0 ? 0 : next / replicas});
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> compiled = CompileWith(*compiler, request);
-  if (!replace.status().ok()) return replace.status();
-  HELMWAY_RETURN_IF_ERROR(compiled.status());
-  std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(compiled);
-  std::vector<cluster::DeviceId> virtual_devices(static_cast<size_t>(next));
-  for (int i = 0; i < next; ++i) virtual_devices[static_cast<size_t>(i)] = i;
-  cluster::CompiledProgram result;
-  HELMWAY_ASSIGN_OR_RETURN(program::ExecutableSpec spec, Describe(*executable, virtual_devices, &result));
+  cluster::CompileProgram renumbered = command;
+  renumbered.options = options.SerializeAsString();
+  HELMWAY_ASSIGN_OR_RETURN(Compiler::Compiled compiled,
+                           worker_->compiler().CompileForSeveral(
+                               compiler, {replicas, replicas == 0 ? 0 : next / replicas}, renumbered));
+  const program::ExecutableSpec& spec = compiled.spec;
+  cluster::CompiledProgram& result = compiled.program;
   if (spec.has_cross_device_ops) {
-    HELMWAY_RETURN_IF_ERROR(prepared);
     return absl::UnimplementedError(
         absl::StrCat("program ", result.name,
                      " has collectives between devices of different workers that the "
                      "plugin has not let us replace"));
   }
-  if (CallsBack(spec)) {
+  if (compiled.calls_back()) {
     return absl::UnimplementedError(absl::StrCat(
         "program ", result.name,
         " calls Python functions of its client, which a program on devices of several workers cannot do"));
   }
-  result.has_collectives = replace.replaced();
-  HELMWAY_ASSIGN_OR_RETURN(result.serialized, executable->Serialize());
-  return result;
+  return std::move(result);
 }
 
 absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
@@ -818,7 +745,11 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   }
   program->spans_workers = true;
   program->token_outputs.resize(executable->num_outputs());
-  CheckRoomFor(*executable, static_cast<int64_t>(program->queues.size()), *program);
+  if (const auto stats = executable->GetCompiledMemoryStats(); stats.ok()) {
+    CheckRoomFor((stats->output_bytes - stats->alias_bytes + stats->temp_bytes) *
+                     static_cast<int64_t>(program->queues.size()),
+                 *program);
+  }
   program->executable = std::move(executable);
   base::MutexLock lock(&mu_);
   if (closed_) return SessionEnded();

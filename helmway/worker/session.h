@@ -74,10 +74,9 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // The same for a slot that is to be read: also failed if an earlier launch consumes it.
   SlotRef FindReadable(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<const LoadedProgram> FindProgram(cluster::ExecutableId id);
-  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> CompileWith(const pjrt::Client& client,
-                                                                      const pjrt::CompileRequest& request);
-  // Sets `program`'s check_room if its runs allocate much.
-  void CheckRoomFor(const pjrt::LoadedExecutable& executable, int64_t devices, LoadedProgram& program);
+  // Sets `program`'s check_room if its runs, which allocate so many bytes on all their devices, allocate
+  // much.
+  void CheckRoomFor(int64_t bytes, LoadedProgram& program);
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);

@@ -54,6 +54,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->callback_threads_ = std::make_unique<async::GrowingPool>(async::GrowingPool::Options{
       .name = "callback",
       .max_threads = kMaxCallbackThreads + 4 * worker->client_->addressable_devices().size()});
+  worker->dumps_ = std::make_unique<Dumps>(options.python, options.environment);
+  worker->compile_cache_ = options.compile_cache;
+  worker->compiler_ = std::make_unique<Compiler>(worker->client_, worker->custom_calls_.get(),
+                                                 worker->dumps_.get(), options.compile_cache);
   worker->host_memory_ = options.host_memory;
   // One for each device that goes on after a collective, and one that computes for another meanwhile.
   worker->collectives_ = std::make_shared<Collectives>(
@@ -189,6 +193,12 @@ absl::Status Worker::CheckRoom(int64_t bytes) const {
   if (bytes <= available) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("Out of memory: ", bytes, " bytes are needed, ", available, " are left"));
+}
+
+void Worker::FinishWriting(absl::Duration patience) {
+  const absl::Time deadline = absl::Now() + patience;
+  if (compile_cache_ != nullptr) compile_cache_->Flush(deadline);
+  dumps_->Flush(deadline);
 }
 
 DeviceQueue* Worker::queue(cluster::DeviceId device) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,12 +19,15 @@
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/available_memory.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/cache/compile_cache.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/callback_clients.h"
 #include "helmway/worker/collectives.h"
+#include "helmway/worker/compiler.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_queue.h"
+#include "helmway/worker/dumps.h"
 #include "helmway/worker/token.h"
 
 namespace helmway::worker {
@@ -42,6 +46,8 @@ struct WorkerOptions {
   std::shared_ptr<base::HostMemoryPool> host_memory;
   // What is left of the host's memory, which is also the devices' on the CPU platform.
   std::function<int64_t()> available_memory = [] { return base::AvailableMemoryBytes(); };
+  std::map<std::string, std::string> environment;      // how to reach storage, for dumps
+  std::shared_ptr<cache::CompileCache> compile_cache;  // null: every program is compiled
 };
 
 // One PJRT client with its devices, and the in-process link to it. Any thread.
@@ -65,6 +71,9 @@ class Worker final : public cluster::WorkerLink {
   void TakeFromPeer(cluster::SessionId session, cluster::BufferId buffer,
                     absl::StatusOr<cluster::HostContents> contents);
 
+  // Waits until compiled programs and dumps are written where they are to be kept, or the time is up.
+  void FinishWriting(absl::Duration patience);
+
   // What takes the parts of collectives that peers send.
   std::shared_ptr<cluster::CollectiveReceiver> collective_receiver() const { return collectives_; }
 
@@ -81,6 +90,7 @@ class Worker final : public cluster::WorkerLink {
   async::Outstanding& launches() { return launches_; }
   Sequencer& sequencer() { return sequencer_; }
   CustomCalls& custom_calls() { return *custom_calls_; }
+  Compiler& compiler() { return *compiler_; }
   TokenMaker& tokens() { return *tokens_; }
   CallbackClients& callback_clients() { return *callback_clients_; }
   // For launches that call back, and for what comes after their calls.
@@ -101,6 +111,9 @@ class Worker final : public cluster::WorkerLink {
 
   std::shared_ptr<pjrt::Client> client_;
   std::unique_ptr<CustomCalls> custom_calls_;
+  std::unique_ptr<Dumps> dumps_;
+  std::shared_ptr<cache::CompileCache> compile_cache_;
+  std::unique_ptr<Compiler> compiler_;
   std::unique_ptr<TokenMaker> tokens_;
   std::unique_ptr<CallbackClients> callback_clients_;
   cluster::WorkerInfo info_;

@@ -13,12 +13,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/cache/compile_cache.h"
 #include "helmway/cluster/worker_group.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/peers.h"
 #include "helmway/net/remote_worker.h"
 #include "helmway/net/worker_service.h"
 #include "helmway/pjrt/pjrt_testing.h"
+#include "helmway/storage/memory_store.h"
 #include "helmway/worker/link_testing.h"
 #include "helmway/worker/worker.h"
 
@@ -28,6 +30,7 @@ namespace helmway::worker {
 struct Process {
   std::shared_ptr<base::HostMemoryPool> memory = std::make_shared<base::HostMemoryPool>(64 << 20);
   net::MessageStreamClient streams;
+  std::shared_ptr<cache::CompileCache> cache;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<net::MessageStreamService> service;
   std::unique_ptr<net::GrpcServer> server;
@@ -46,12 +49,22 @@ class WorkerGroupTest : public ::testing::Test {
     }
   }
 
-  void SetUp() override {
+  void SetUp() override { Start(); }
+
+  // Workers without any state but what lies in store_.
+  void Restart() {
+    Stop();
+    processes_.clear();
+    Start();
+  }
+
+  void Start() {
     const char* plugin = std::getenv("HELMWAY_PJRT_PLUGIN");
     ASSERT_NE(plugin, nullptr);
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
     for (int p = 0; p < num_workers_; ++p) {
       auto process = std::make_unique<Process>();
+      process->cache = std::make_shared<cache::CompileCache>(cache::CompileCacheOptions{.store = store_});
       const std::string address = absl::StrCat("127.0.0.1:", PickPort());
       auto worker =
           Worker::Create({.plugin_path = plugin,
@@ -63,7 +76,8 @@ class WorkerGroupTest : public ::testing::Test {
                                                         .streams = &process->streams,
                                                         .host_memory = process->memory}),
                           .collective_wait_limit = collective_wait_limit_,
-                          .host_memory = process->memory});
+                          .host_memory = process->memory,
+                          .compile_cache = process->cache});
       ASSERT_TRUE(worker.ok()) << worker.status();
       process->worker = *std::move(worker);
       process->service = net::MakeWorkerService(
@@ -94,7 +108,9 @@ class WorkerGroupTest : public ::testing::Test {
     session_ = group_->OpenSession(1234, nullptr);
   }
 
-  void TearDown() override {
+  void TearDown() override { Stop(); }
+
+  void Stop() {
     if (session_ != nullptr) session_->Close();
     session_.reset();
     group_.reset();
@@ -160,6 +176,8 @@ class WorkerGroupTest : public ::testing::Test {
   const absl::Duration collective_wait_limit_;
   std::vector<cluster::DeviceId> devices_;
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
+  // Where the compile caches of all workers persist.
+  const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
   net::MessageStreamClient streams_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::unique_ptr<cluster::WorkerGroup> group_;

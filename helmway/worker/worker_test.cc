@@ -121,7 +121,8 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
                                   .slice_index = 3,
                                   .task_index = 5,
                                   .host_memory = pool_,
-                                  .available_memory = available_memory_});
+                                  .available_memory = available_memory_,
+                                  .compile_cache = cache_});
     ASSERT_TRUE(worker.ok()) << worker.status();
     worker_ = *std::move(worker);
     link_ = worker_.get();
@@ -306,6 +307,8 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
   const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   std::function<int64_t()> available_memory_ = [] { return base::AvailableMemoryBytes(); };
+  const std::shared_ptr<cache::CompileCache> cache_ =
+      std::make_shared<cache::CompileCache>(cache::CompileCacheOptions{});
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<net::MessageStreamService> service_;
   std::unique_ptr<net::GrpcServer> server_;
@@ -563,6 +566,37 @@ TEST_P(WorkerTest, AProgramSaysWhatItIs) {
   EXPECT_THAT(compiled->output_memory_kinds, ElementsAre("device", "device"));
   EXPECT_THAT(compiled->optimized_hlo, Not(IsEmpty()));
   EXPECT_TRUE(compiled->memory_stats.ok()) << compiled->memory_stats.status();
+}
+
+TEST_P(WorkerTest, AProgramThatWasCompiledBeforeIsLoaded) {
+  auto compiled = Compile(*session_, 1, kSum, {0, 1, 2, 3});
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  auto other = OpenSession();
+  auto loaded = Compile(*other, 1, kSum, {3, 2, 1, 0});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(cache_->stats().misses, 1);
+  EXPECT_EQ(cache_->stats().memory_hits, 1);
+  EXPECT_THAT(loaded->devices, ElementsAre(3, 2, 1, 0));
+  EXPECT_EQ(loaded->name, compiled->name);
+  EXPECT_EQ(loaded->num_partitions, 4);
+  EXPECT_EQ(loaded->output_memory_kinds, compiled->output_memory_kinds);
+  EXPECT_EQ(loaded->optimized_hlo, compiled->optimized_hlo);
+  EXPECT_EQ(loaded->memory_stats.value(), compiled->memory_stats.value());
+  ExpectCollectivesRun();
+  EXPECT_EQ(cache_->stats().misses, 1);
+}
+
+TEST_P(WorkerTest, AProgramThatIsCompiledOnlyToSeeLeavesNoTrace) {
+  for (const cluster::ExecutableId id : {1, 2}) {
+    Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
+    session_->Compile(
+        {.executable = id, .code = kAdd, .options = pjrt::TestCompileOptions(1, {0}), .only_to_see = true},
+        answer);
+    EXPECT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+  }
+  EXPECT_EQ(cache_->stats().misses + cache_->stats().memory_hits, 0);
+  CompileOk(*session_, 3, kAdd);
+  EXPECT_EQ(cache_->stats().misses, 1);
 }
 
 TEST_P(WorkerTest, ALaunchWaitsForItsInput) {
@@ -1191,6 +1225,13 @@ TEST_P(CrowdedWorkerTest, WhatDoesNotFitIsRefused) {
   CompileOk(*session_, 1, make("{replicated}", 1));
   CompileOk(*session_, 2, make("{devices=[4]<=[4]}", 4), {0, 1, 2, 3});
   CompileOk(*session_, 3, AddOne(1));
+  // Whether they were compiled or come from the cache does not matter.
+  auto later = OpenSession();
+  session_.swap(later);
+  CompileOk(*session_, 1, make("{replicated}", 1));
+  CompileOk(*session_, 2, make("{devices=[4]<=[4]}", 4), {0, 1, 2, 3});
+  CompileOk(*session_, 3, AddOne(1));
+  EXPECT_EQ(cache_->stats().memory_hits, 3);
   for (BufferId i = 0; i < 4; ++i) {
     cluster::HostContents scalar = Contents(1 + i, {7}, devices_[i]);
     scalar.dims = {};
@@ -2010,6 +2051,12 @@ TEST_P(CallbackTest, CallsTheClient) {
   EXPECT_TRUE(done.Wait().ok()) << done.Wait();
   EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(21, 41, 61, 81));
   EXPECT_THAT(ReadOk(*session_, 1), ElementsAre(1, 2, 3, 4));
+}
+
+TEST_P(CallbackTest, IsNotCached) {
+  auto other = OpenSession();
+  for (const auto& session : {session_, other}) CompileOk(*session, 1, kAllCallBack, {0, 1, 2, 3});
+  EXPECT_EQ(cache_->stats().memory_entries, 0);
 }
 
 TEST_P(CallbackTest, LargeArraysComeAndGo) {

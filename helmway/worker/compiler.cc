@@ -1,0 +1,269 @@
+#include "helmway/worker/compiler.h"
+
+#include <glog/logging.h>
+
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "helmway/base/status.h"
+#include "helmway/cache/key.h"
+#include "helmway/cluster/python_callback.h"
+#include "helmway/program/bytecode_locations.h"
+#include "helmway/program/compile_options.h"
+#include "helmway/program/executable_spec.h"
+#include "helmway/wire/xla_data.pb.h"
+#include "helmway/worker/collectives.h"
+
+namespace helmway::worker {
+namespace {
+
+std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
+  xla::CompiledMemoryStatsProto proto;
+  proto.set_generated_code_size_in_bytes(stats.generated_code_bytes);
+  proto.set_argument_size_in_bytes(stats.argument_bytes);
+  proto.set_output_size_in_bytes(stats.output_bytes);
+  proto.set_alias_size_in_bytes(stats.alias_bytes);
+  proto.set_temp_size_in_bytes(stats.temp_bytes);
+  proto.set_host_generated_code_size_in_bytes(stats.host_generated_code_bytes);
+  proto.set_host_argument_size_in_bytes(stats.host_argument_bytes);
+  proto.set_host_output_size_in_bytes(stats.host_output_bytes);
+  proto.set_host_alias_size_in_bytes(stats.host_alias_bytes);
+  proto.set_host_temp_size_in_bytes(stats.host_temp_bytes);
+  proto.set_peak_memory_in_bytes(stats.peak_memory_bytes);
+  proto.set_total_size_in_bytes(stats.total_bytes);
+  return proto.SerializeAsString();
+}
+
+std::vector<cluster::DeviceId> DevicesOf(const pjrt::LoadedExecutable& executable) {
+  std::vector<cluster::DeviceId> devices;
+  for (const pjrt::Device* device : executable.addressable_devices()) devices.push_back(device->id());
+  return devices;
+}
+
+absl::StatusOr<program::ExecutableSpec> ReadModule(const cluster::CompiledProgram& program) {
+  return program::FromOptimizedHlo(program.optimized_hlo_format, program.optimized_hlo, program.devices,
+                                   program.num_replicas, program.num_partitions);
+}
+
+// Fills in what the compiler says of a program, and reads its optimized module.
+absl::Status Describe(Compiler::Compiled* compiled) {
+  const pjrt::LoadedExecutable& executable = *compiled->executable;
+  cluster::CompiledProgram& program = compiled->program;
+  program.devices = DevicesOf(executable);
+  program.name = executable.name();
+  program.num_replicas = executable.num_replicas();
+  program.num_partitions = executable.num_partitions();
+  HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable.OptimizedHlo());
+  program.optimized_hlo_format = std::move(hlo.format);
+  program.optimized_hlo = std::move(hlo.bytes);
+  HELMWAY_ASSIGN_OR_RETURN(compiled->spec, ReadModule(program));
+  HELMWAY_ASSIGN_OR_RETURN(program.output_memory_kinds, executable.OutputMemoryKinds());
+  program.fingerprint = executable.Fingerprint().value_or("");
+  if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats(); stats.ok()) {
+    program.memory_stats = SerializeMemoryStats(*stats);
+  } else {
+    program.memory_stats = stats.status();
+  }
+  program.code_size_bytes = executable.GeneratedCodeSizeBytes().value_or(0);
+  return absl::OkStatus();
+}
+
+// Custom calls that XLA's CPU backend implements itself, and ours.
+bool NeedsNoHandler(const std::string& target) {
+  return target == program::kCollectiveTarget || target == "TopK" || target == "PadToStatic" ||
+         target == "SliceToDynamic" || target.rfind("__onednn$", 0) == 0;
+}
+
+}  // namespace
+
+bool Compiler::Compiled::calls_back() const {
+  return absl::c_binary_search(spec.custom_call_targets, cluster::kPythonCallbackTarget);
+}
+
+Compiler::Compiler(std::shared_ptr<pjrt::Client> client, CustomCalls* custom_calls, Dumps* dumps,
+                   std::shared_ptr<cache::CompileCache> cache)
+    : client_(std::move(client)),
+      custom_calls_(custom_calls),
+      dumps_(dumps),
+      cache_(std::move(cache)),
+      code_is_for_host_(client_->platform_name() == "cpu"),
+      plugin_(absl::UnknownError("not known yet")) {
+  if (cache_ == nullptr) return;
+  if (code_is_for_host_) host_ = cache::HostInstructionSet();
+  const std::string version = absl::StrCat(client_->platform_name(), " ", client_->platform_version());
+  if (!cache_->persists()) {
+    // Nobody else's plugin will ever be asked for.
+    plugin_ = version;
+    identified_.Notify();
+    return;
+  }
+  identify_ = std::thread([this, version] {
+    plugin_ = cache::PluginIdentity(client_->plugin()->path(), version);
+    LOG_IF(WARNING, !plugin_.ok()) << "No compile cache: " << plugin_.status();
+    identified_.Notify();
+  });
+}
+
+Compiler::~Compiler() {
+  if (identify_.joinable()) identify_.join();
+}
+
+absl::StatusOr<std::string> Compiler::KeyOf(const Target& target, const cluster::CompileProgram& command) {
+  identified_.WaitForNotification();
+  HELMWAY_RETURN_IF_ERROR(plugin_.status());
+  HELMWAY_ASSIGN_OR_RETURN(
+      const std::string options,
+      program::CompileOptionsForKey(command.options, /*devices_matter=*/!code_is_for_host_));
+  const absl::Span<pjrt::Device* const> all = client_->addressable_devices();
+  std::string devices(all.empty() ? "" : all[0]->kind());
+  if (target.several) {
+    absl::StrAppend(&devices, " of several workers, ", target.several->replicas, " x ",
+                    target.several->partitions);
+  }
+  return cache::MakeKey({.program = program::WithoutSourceLocations(command.code),
+                         .options = options,
+                         .plugin = *plugin_,
+                         .devices = devices,
+                         .host = host_});
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::Compile(const cluster::CompileProgram& command) {
+  return CompileFor({.client = client_}, command);
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileUncached(std::shared_ptr<pjrt::Client> client,
+                                                             const cluster::CompileProgram& command) {
+  return CompileFor({.client = std::move(client), .cached = false}, command);
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileForSeveral(std::shared_ptr<pjrt::Client> client,
+                                                               program::ProgramSize size,
+                                                               const cluster::CompileProgram& command) {
+  return CompileFor({.client = std::move(client), .several = size}, command);
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
+                                                        const cluster::CompileProgram& given) {
+  if (given.only_to_see) return CompileAnew(target, given);
+  // Options about dumps are for us, not for the plugin, which would write wherever they say.
+  cluster::CompileProgram command = given;
+  HELMWAY_ASSIGN_OR_RETURN(const std::optional<DumpRequest> dump, TakeDumpOptions(command.options));
+  const auto compile = [&] {
+    return dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command);
+  };
+  if (cache_ == nullptr || !target.cached) return compile();
+  const absl::StatusOr<std::string> key = KeyOf(target, command);
+  if (!key.ok()) return compile();
+  cache::CompileCache::Lease lease = cache_->Acquire(*key, *plugin_);
+  // There is nothing to dump of a program that is not compiled.
+  if (lease.entry() != nullptr && !(dump && Matches(*dump, lease.entry()->program.name))) {
+    absl::StatusOr<Compiled> loaded = Load(target, *lease.entry(), command);
+    if (loaded.ok()) return loaded;
+    lease.Reject(loaded.status());
+  }
+  absl::StatusOr<Compiled> compiled = compile();
+  if (!compiled.ok() || lease.entry() != nullptr || compiled->calls_back()) return compiled;
+  // It will be refused.
+  if (target.several && compiled->spec.has_cross_device_ops) return compiled;
+  absl::StatusOr<std::string> bytes = target.several
+                                          ? absl::StatusOr<std::string>(compiled->program.serialized)
+                                          : compiled->executable->Serialize();
+  if (bytes.ok()) {
+    cache::Entry entry;
+    entry.platform = client_->platform_name();
+    entry.executable = *std::move(bytes);
+    entry.program = compiled->program;
+    entry.program.devices.clear();
+    entry.program.serialized.clear();
+    entry.has_custom_calls = !absl::c_all_of(compiled->spec.custom_call_targets, NeedsNoHandler);
+    lease.Publish(std::move(entry));
+  } else {
+    LOG_FIRST_N(WARNING, 1) << "The plugin can't serialize programs; they are not cached: " << bytes.status();
+  }
+  return compiled;
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::Load(const Target& target, const cache::Entry& entry,
+                                                  const cluster::CompileProgram& command) {
+  // The plugin looks handlers up when it loads. Without them it says what is missing, and so will the
+  // compiler.
+  if (entry.has_custom_calls) custom_calls_->Load().IgnoreError();
+  if (entry.program.has_collectives) {
+    HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*target.client->plugin()));
+  }
+  Compiled loaded;
+  HELMWAY_ASSIGN_OR_RETURN(loaded.executable,
+                           target.client->DeserializeAndLoad(entry.executable, command.options));
+  loaded.program = entry.program;
+  loaded.program.devices = DevicesOf(*loaded.executable);
+  if (loaded.executable->num_outputs() != entry.program.output_memory_kinds.size() ||
+      static_cast<int64_t>(loaded.program.devices.size()) !=
+          int64_t{entry.program.num_replicas} * entry.program.num_partitions) {
+    return absl::InternalError("the loaded program is not the one that was compiled");
+  }
+  HELMWAY_ASSIGN_OR_RETURN(loaded.spec, ReadModule(loaded.program));
+  if (target.several) loaded.program.serialized = entry.executable;
+  return loaded;
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileAndDump(const Target& target,
+                                                            const cluster::CompileProgram& command,
+                                                            const DumpRequest& request) {
+  Dumps::Compile dump;
+  dump.request = request;
+  cluster::CompileProgram with_dump = command;
+  if (absl::StatusOr<std::string> directory = dumps_->MakeDirectory(); directory.ok()) {
+    dump.directory = *std::move(directory);
+    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(with_dump.options, dump.directory).status());
+  } else {
+    LOG(WARNING) << "XLA's own files are missing in a dump: " << directory.status();
+    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(with_dump.options).status());
+  }
+  absl::StatusOr<Compiled> compiled = CompileAnew(target, with_dump);
+  dump.code = command.code;
+  dump.options = command.options;
+  if (compiled.ok()) {
+    dump.result = compiled->program;
+  } else {
+    dump.result = compiled.status();
+  }
+  dumps_->Write(std::move(dump));
+  return compiled;
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target,
+                                                         const cluster::CompileProgram& command) {
+  pjrt::CompileRequest request;
+  request.code = command.code;
+  request.serialized_options = command.options;
+  absl::Status prepared;
+  std::optional<ReplaceCollectivesHere> replace;
+  if (target.several) {
+    // Of interest only if the program has any.
+    prepared = ReplaceCollectivesHere::Prepare(*target.client->plugin());
+    replace.emplace(*target.several);
+  }
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> executable = target.client->Compile(request);
+  if (!executable.ok() && CustomCalls::IsMissingTarget(executable.status())) {
+    // JAX's custom calls are loaded when the first program wants one.
+    if (custom_calls_->Load().ok()) executable = target.client->Compile(request);
+    if (!executable.ok() && CustomCalls::IsMissingTarget(executable.status())) {
+      return custom_calls_->Explain(executable.status());
+    }
+  }
+  if (replace) HELMWAY_RETURN_IF_ERROR(replace->status());
+  HELMWAY_RETURN_IF_ERROR(executable.status());
+  Compiled compiled;
+  compiled.executable = *std::move(executable);
+  HELMWAY_RETURN_IF_ERROR(Describe(&compiled));
+  if (target.several) {
+    // Its collectives were not replaced, and this is why.
+    if (compiled.spec.has_cross_device_ops) HELMWAY_RETURN_IF_ERROR(prepared);
+    compiled.program.has_collectives = replace->replaced();
+    HELMWAY_ASSIGN_OR_RETURN(compiled.program.serialized, compiled.executable->Serialize());
+  }
+  return compiled;
+}
+
+}  // namespace helmway::worker

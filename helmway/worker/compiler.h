@@ -1,0 +1,86 @@
+#ifndef HELMWAY_WORKER_COMPILER_H_
+#define HELMWAY_WORKER_COMPILER_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "helmway/base/mutex.h"
+#include "helmway/cache/compile_cache.h"
+#include "helmway/cluster/worker_link.h"
+#include "helmway/pjrt/client.h"
+#include "helmway/pjrt/executable.h"
+#include "helmway/program/collectives.h"
+#include "helmway/program/executable_spec.h"
+#include "helmway/worker/custom_calls.h"
+#include "helmway/worker/dumps.h"
+
+namespace helmway::worker {
+
+// Makes loaded programs out of what clients send: from the cache, or with the plugin's compiler. Any thread;
+// each call needs the deep stack that XLA's passes want.
+class Compiler {
+ public:
+  struct Compiled {
+    std::unique_ptr<pjrt::LoadedExecutable> executable;
+    // What the proxy is told. The same whether the program was compiled or came from the cache.
+    cluster::CompiledProgram program;
+    program::ExecutableSpec spec;  // of the optimized module
+
+    // Whether it calls Python functions of its client.
+    bool calls_back() const;
+  };
+
+  // `custom_calls` and `dumps` must outlive the compiler. `cache` may be null: everything is compiled.
+  Compiler(std::shared_ptr<pjrt::Client> client, CustomCalls* custom_calls, Dumps* dumps,
+           std::shared_ptr<cache::CompileCache> cache);
+  ~Compiler();
+
+  // Blocks for as long as it takes, also while another thread compiles the same program. Errors are the
+  // plugin's; none comes from the cache. Programs that call back are never cached: their functions are those
+  // of one client.
+  absl::StatusOr<Compiled> Compile(const cluster::CompileProgram& command);
+  // For the devices of another client of the plugin; past the cache.
+  absl::StatusOr<Compiled> CompileUncached(std::shared_ptr<pjrt::Client> client,
+                                           const cluster::CompileProgram& command);
+  // For devices of several workers, for which those of `client`, numbered from 0 on, stand in: with our
+  // collectives in place of XLA's, and with `program.serialized`, which every worker loads.
+  absl::StatusOr<Compiled> CompileForSeveral(std::shared_ptr<pjrt::Client> client, program::ProgramSize size,
+                                             const cluster::CompileProgram& command);
+
+ private:
+  // What a program is compiled for.
+  struct Target {
+    std::shared_ptr<pjrt::Client> client;
+    bool cached = true;
+    std::optional<program::ProgramSize> several;  // workers; replicas and partitions
+  };
+
+  absl::StatusOr<Compiled> CompileFor(const Target& target, const cluster::CompileProgram& command);
+  // The same for all that compiles to the same; FAILED_PRECONDITION and others: the program has none.
+  absl::StatusOr<std::string> KeyOf(const Target& target, const cluster::CompileProgram& command);
+  absl::StatusOr<Compiled> CompileAnew(const Target& target, const cluster::CompileProgram& command);
+  // Compiles, and has what `request` asks for written down.
+  absl::StatusOr<Compiled> CompileAndDump(const Target& target, const cluster::CompileProgram& command,
+                                          const DumpRequest& request);
+  absl::StatusOr<Compiled> Load(const Target& target, const cache::Entry& entry,
+                                const cluster::CompileProgram& command);
+
+  const std::shared_ptr<pjrt::Client> client_;
+  CustomCalls* const custom_calls_;
+  Dumps* const dumps_;
+  const std::shared_ptr<cache::CompileCache> cache_;
+  const bool code_is_for_host_;
+  std::string host_;
+  // Hashing a plugin takes a while and is begun at once; `plugin_` is fixed after `identified_`.
+  absl::StatusOr<std::string> plugin_;
+  base::Notification identified_;
+  std::thread identify_;
+};
+
+}  // namespace helmway::worker
+
+#endif  // HELMWAY_WORKER_COMPILER_H_
