@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
+#include "helmway/program/collectives.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/xla_data.pb.h"
@@ -721,6 +722,9 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
     std::vector<cluster::DeviceId> devices;
     for (const pjrt::Device* device : executable->addressable_devices()) devices.push_back(device->id());
     HELMWAY_ASSIGN_OR_RETURN(spec, Describe(*executable, std::move(devices), &result));
+    for (const std::string& target : spec.custom_call_targets) {
+      HELMWAY_RETURN_IF_ERROR(program::CheckTargetOfClient(target));
+    }
     if (calls_back || !CallsBack(spec)) break;
     calls_back = true;
   }
