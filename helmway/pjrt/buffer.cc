@@ -304,7 +304,7 @@ absl::StatusOr<Buffer> Buffer::ShareWith(const std::shared_ptr<const Client>& to
       .memory = target->get()};
   const PJRT_Api* api = client_->api();
   if (absl::Status s = ToStatus(api, api->PJRT_Client_CreateViewOfDeviceBuffer(&args)); !s.ok()) return s;
-  shared.release();
+  shared.release();  // NOLINT(bugprone-unused-return-value): the callback of the view owns it now.
   return Buffer(to, args.buffer);
 }
 

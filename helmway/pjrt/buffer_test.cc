@@ -303,6 +303,7 @@ TEST_F(BufferTest, ExternalReferenceShowsTheContents) {
   ASSERT_TRUE(reference.ok()) << reference.status();
   EXPECT_EQ(static_cast<const float*>(reference->data())[1], 2);
   ExternalReference moved = *std::move(reference);
+  // NOLINTNEXTLINE(bugprone-use-after-move): what a move leaves behind is the question.
   EXPECT_EQ(reference->data(), nullptr);
   moved.Release();
   EXPECT_EQ(moved.data(), nullptr);

@@ -490,10 +490,18 @@ absl::StatusOr<Collective> ReadCollective(const ProgramSize& size, const HloModu
   return collective;
 }
 
+absl::Status CheckTargetOfClient(absl::string_view target) {
+  if (!absl::StartsWith(target, kOwnTargets)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the program has a custom call of ", target,
+                                                 ": names that begin with ", kOwnTargets,
+                                                 " are the runtime's own"));
+}
+
 absl::StatusOr<bool> ReplaceCollectives(const ProgramSize& size, HloModuleProto* module) {
   std::vector<std::pair<HloInstructionProto*, HloInstructionProto>> replaced;
   for (auto& computation : *module->mutable_computations()) {
     for (HloInstructionProto& instruction : *computation.mutable_instructions()) {
+      HELMWAY_RETURN_IF_ERROR(CheckTargetOfClient(instruction.custom_call_target()));
       if (IsUnknownCommunication(instruction)) return Missing(instruction, "this form");
       if (!KindOf(instruction)) continue;
       HELMWAY_ASSIGN_OR_RETURN(const Collective collective, ReadCollective(size, *module, instruction));

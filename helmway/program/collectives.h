@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "helmway/wire/xla_hlo.pb.h"
@@ -13,6 +14,11 @@ namespace helmway::program {
 
 // The custom call that a collective becomes.
 inline constexpr absl::string_view kCollectiveTarget = "helmway_collective";
+
+// Custom calls of the runtime have names that begin so. Their handlers trust what calls them, so no client's
+// program may: INVALID_ARGUMENT if `target` is one.
+inline constexpr absl::string_view kOwnTargets = "helmway_";
+absl::Status CheckTargetOfClient(absl::string_view target);
 
 // The numbers are in compiled programs.
 enum class CollectiveKind : int64_t {
@@ -64,7 +70,8 @@ struct ProgramSize {
 //
 // UNIMPLEMENTED, with the name of the instruction: asynchronous, ragged and in-place forms, sends and
 // receives, reductions of other functions and types than XLA's CPU client has, parts of bytes, and results
-// laid out in another way than the operands. INVALID_ARGUMENT: a module that contradicts itself.
+// laid out in another way than the operands. INVALID_ARGUMENT: a module that contradicts itself, or that has
+// a custom call of the runtime already.
 absl::StatusOr<bool> ReplaceCollectives(const ProgramSize& size, xla::HloModuleProto* module);
 
 // What an instruction of the module does, which must be a collective.

@@ -94,6 +94,15 @@ TEST(CollectivesTest, OtherProgramsStay) {
   EXPECT_EQ(module.SerializeAsString(), before);
 }
 
+TEST(CollectivesTest, TheRuntimesOwnCallsAreNotForClients) {
+  HloModuleProto module = Load("hlo_text_all_reduce.pb");
+  ASSERT_TRUE(ReplaceCollectives(kEight, &module).value_or(false));
+  const absl::Status status = ReplaceCollectives(kEight, &module).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("helmway_collective"));
+  EXPECT_TRUE(CheckTargetOfClient("lapack_spotrf_ffi").ok());
+}
+
 class OneInstruction : public ::testing::Test {
  protected:
   HloModuleProto module_ = Load("hlo_text_instructions.pb");

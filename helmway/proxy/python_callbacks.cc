@@ -82,6 +82,7 @@ absl::StatusOr<std::shared_ptr<net::CallbackStreamHandler>> PythonCallbacks::Ope
 
 void PythonCallbacks::Call(cluster::CallbackCall call) {
   absl::Status refusal;
+  Done refused;
   {
     base::MutexLock lock(&mu_);
     if (closed_) {
@@ -94,19 +95,19 @@ void PythonCallbacks::Call(cluster::CallbackCall call) {
     } else if (calls_.size() >= limits_.max_calls) {
       refusal = absl::ResourceExhaustedError(
           absl::StrCat("Python callback ", call.callback, ": too many calls wait for the client"));
-    } else {
+    }
+    if (refusal.ok()) {
       const uint64_t id = next_call_++;
       Pending& pending = calls_[id];
       pending.argument_bytes = TotalBytes(call.arguments);
       pending.call = std::move(call);
       waiting_.push_back(id);
+    } else {
+      refused = std::move(call.done);
     }
   }
-  if (!refusal.ok()) {
-    call.done(refusal);
-  } else {
-    Wake();
-  }
+  if (refused) return refused(refusal);
+  Wake();
 }
 
 void PythonCallbacks::Wake() {

@@ -572,6 +572,25 @@ TEST_F(CollectivesTest, WhatIsMissingIsNamedWhenItIsCompiled) {
   EXPECT_THAT(std::string(compiled.status().message()), HasSubstr("subtract"));
 }
 
+// The handler of collectives trusts its attributes, and takes the data of the run for its own.
+TEST_F(CollectivesTest, AClientsProgramCannotCallTheirHandler) {
+  for (const int count : {4, 2}) {  // of two workers, and of one
+    devices_.resize(static_cast<size_t>(count));
+    Program program(Mode::kReplicas, kF32, {2}, count);
+    program.Add("all_reduce", "add", Groups(count == 4 ? kAll : "[[0, 1]]", 1, count), {2});
+    const std::string options = Options(Mode::kReplicas, devices_);
+    ASSERT_TRUE(CompileWith(1, program.Text(), options).ok());  // that of two registers the handler
+    program.Add("custom_call", "",
+                "call_target_name = \"helmway_collective\", has_side_effect = true, api_version = 4 : i32, "
+                "backend_config = {id = 1 : ui64, kind = array<i64: 3>, reduction = array<i64: 0>, "
+                "blocks = array<i64: 0>, members = array<i64: 0, 1>, sizes = array<i64: 2>}",
+                {2});
+    const absl::Status status = CompileWith(2, program.Text(), options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("helmway_collective"));
+  }
+}
+
 // The order of the devices in the program is its own: another on each worker, and turn by turn.
 TEST_F(CollectivesTest, DevicesInAnyOrder) {
   devices_ = {1, 2049, 0, 2048};

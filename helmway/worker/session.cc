@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
+#include "helmway/program/collectives.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/xla_data.pb.h"
@@ -661,6 +662,9 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
         compiled, worker_->compiler().CompileUncached(program->callback_client->client(), patient));
   }
   const program::ExecutableSpec& spec = compiled.spec;
+  for (const std::string& target : spec.custom_call_targets) {
+    HELMWAY_RETURN_IF_ERROR(program::CheckTargetOfClient(target));
+  }
   cluster::CompiledProgram& result = compiled.program;
   for (const cluster::DeviceId device : result.devices) program->queues.push_back(worker_->queue(device));
   for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
