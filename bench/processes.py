@@ -186,6 +186,30 @@ class FakeGcs:
     self.child.wait()
 
 
+class StoreIo:
+  """Puts and gets of Helmway's own store at a location. Durations in seconds."""
+
+  def __init__(self, location, env=None):
+    self.process = Process("store_io", [BUILD / "store_io", location], env)
+
+  def do(self, *words):
+    return int(self.process.ask(" ".join(map(str, words)))) * 1e-9
+
+  def close(self):
+    self.process.close()
+
+
+def seconds_of(*argv):
+  """How long a command runs, start and end included."""
+  start = time.perf_counter()
+  done = subprocess.run([str(a) for a in argv], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE, check=False)
+  duration = time.perf_counter() - start
+  if done.returncode != 0:
+    raise Failure(f"{' '.join(map(str, argv))}: {done.stderr.decode()}")
+  return duration
+
+
 class Echo:
   """The bare gRPC server and its client. Durations in seconds."""
 

@@ -383,14 +383,75 @@ def compiling(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "m": compiling, "reshard": reshard,
-              "callback": callback}
+def store(bench):
+  """(n) Objects into a store and out of it."""
+  directory = pathlib.Path(bench.exits.enter_context(tempfile.TemporaryDirectory()))
+  emulator = bench.keep(processes.FakeGcs()) if os.environ.get(processes.FAKE_GCS) else None
+  local = bench.keep(processes.StoreIo(directory / "store"))
+  bucket = emulator and bench.keep(
+      processes.StoreIo("gs://bench/store", {"STORAGE_EMULATOR_HOST": emulator.address}))
+  rows, results = [], {}
+  for size in (2**16, 2**20, 2**24, 2**27):
+    repeats = 8 if size <= 2**20 else 2
+    source, copy = directory / "source", directory / "copy"
+    source.write_bytes(os.urandom(size))
+    copy.write_bytes(source.read_bytes())  # so that there is something to read in the first turn
+
+    def several(function):
+      return lambda: [function() for _ in range(repeats)]
+
+    def put(side):
+      return several(lambda: side.do("put", f"object-{size}", size))
+
+    def get(side):
+      return several(lambda: side.do("get", f"object-{size}"))
+
+    def curl(*arguments):
+      return several(lambda: processes.seconds_of("curl", "--fail", "--silent", "--show-error", *arguments))
+
+    sides = {"directory, put": put(local), "directory, get": get(local),
+             "cp, and sync of the copy": several(lambda: processes.seconds_of(
+                 "sh", "-c", 'rm -f "$2" && cp "$1" "$2" && sync "$2"', "sh", source, copy)),
+             "cp": several(lambda: processes.seconds_of("cp", source, copy)),
+             "cat": several(lambda: processes.seconds_of("sh", "-c", 'cat "$1" | cat >/dev/null', "sh", source))}
+    if emulator:
+      url = f"http://{emulator.address}"
+      sides |= {"emulator, put": put(bucket), "emulator, get": get(bucket),
+                "curl, upload": curl("-T", source, "-X", "POST", "-H", "Content-Type: application/octet-stream", "-H",
+                                     "Expect:", f"{url}/upload/storage/v1/b/bench/o?uploadType=media&name=curl-{size}"),
+                "curl, download": curl("-o", "/dev/null", f"{url}/storage/v1/b/bench/o/curl-{size}?alt=media")}
+    # A get finds what a put of the same turn has left, so puts come first in every turn.
+    for side in filter(None, (local, bucket)):
+      side.do("put", f"object-{size}", size)
+    if emulator:
+      sides["curl, upload"]()
+    series = bench.alternate(bench.rounds(5), sides)
+    yardsticks = {"directory, put": "cp, and sync of the copy", "directory, get": "cp", "emulator, put": "curl, upload",
+                  "emulator, get": "curl, download"}
+    results[size] = {}
+    for name, s in series.items():
+      found = {"median_ms": s.median * 1e3, "p99_ms": s.p99 * 1e3, "mib_per_s": size / 2**20 / s.median}
+      row = list(found.values())
+      if name in yardsticks:
+        found["of_yardstick"] = 1 / s.ratio_to(series[yardsticks[name]])
+        row.append(found["of_yardstick"])
+      else:
+        row.append("")
+      results[size][name] = found
+      rows.append([f"{size / 2**20:g} MiB  {name}"] + row)
+  report.table("(n) objects of noise into a store and out of it, one at a time; yardsticks: cp with a sync, cp, curl",
+               ["", "median ms", "p99 ms", "MiB/s", "of its yardstick"], rows)
+  return results
+
+
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "m": compiling, "n": store,
+              "reshard": reshard, "callback": callback}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
   parser.add_argument("name", nargs="*",
-                      help="benchmarks to run, of a b c d e m reshard callback; all by default")
+                      help="benchmarks to run, of a b c d e m n reshard callback; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")
