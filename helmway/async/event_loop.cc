@@ -11,12 +11,16 @@ namespace helmway::async {
 EventLoop::EventLoop(std::string name, absl::AnyInvocable<void()> on_deadline)
     : name_(std::move(name)), on_deadline_(std::move(on_deadline)), thread_([this] { Run(); }) {}
 
-EventLoop::~EventLoop() {
+EventLoop::~EventLoop() { Stop(); }
+
+void EventLoop::Stop() {
   {
     base::MutexLock lock(&mu_);
     stopping_ = true;
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  base::MutexLock lock(&mu_);
+  tasks_.clear();
 }
 
 void EventLoop::Post(absl::AnyInvocable<void()> task) {

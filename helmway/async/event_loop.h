@@ -21,12 +21,14 @@ class EventLoop {
  public:
   // `on_deadline` runs on the loop, with the deadline taken off.
   EventLoop(std::string name, absl::AnyInvocable<void()> on_deadline);
-  // Runs the task that is running to its end, drops the others, joins. Not from a task.
-  ~EventLoop();
+  ~EventLoop();  // stops
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
 
-  // Dropped while the loop ends.
+  // Lets the running task end, drops the others and the deadline, joins. Idempotent; not from a task.
+  void Stop();
+
+  // Dropped once the loop is told to stop.
   void Post(absl::AnyInvocable<void()> task);
   // By base::SteadyNow(). Replaces the deadline before; InfiniteFuture takes it off.
   void SetDeadline(absl::Time deadline);
