@@ -140,7 +140,7 @@ absl::StatusOr<std::vector<WorkerView>> MembershipView::Read(
     worker.address = record.address();
     worker.software = record.software();
     if (record.has_info()) {
-      HELMWAY_ASSIGN_OR_RETURN(WorkerInfo info, FromProto(record.info()));
+      HELMWAY_ASSIGN_OR_RETURN(WorkerInfo info, WorkerInfoFromProto(record.info()));
       worker.info = std::make_shared<const WorkerInfo>(std::move(info));
     } else {
       worker.info = known.info;

@@ -92,7 +92,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
         observer_->OnFailed(info.status());
         return info.status();
       }
-      info_ = ToProto(*info);
+      info_ = WorkerInfoToProto(*info);
     } else if (placement.worker != placement_->worker || placement.slice != placement_->slice ||
                placement.task != placement_->task) {
       return absl::FailedPreconditionError(absl::StrCat("the resource manager gives this worker slice ",

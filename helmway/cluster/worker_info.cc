@@ -54,7 +54,7 @@ absl::StatusOr<AttributeValue> FromProto(const proto::AttributeValue& message) {
 
 }  // namespace
 
-proto::WorkerInfo ToProto(const WorkerInfo& info) {
+proto::WorkerInfo WorkerInfoToProto(const WorkerInfo& info) {
   proto::WorkerInfo message;
   message.set_platform_name(info.platform_name);
   message.set_platform_version(info.platform_version);
@@ -82,7 +82,7 @@ proto::WorkerInfo ToProto(const WorkerInfo& info) {
   return message;
 }
 
-absl::StatusOr<WorkerInfo> FromProto(const proto::WorkerInfo& message) {
+absl::StatusOr<WorkerInfo> WorkerInfoFromProto(const proto::WorkerInfo& message) {
   WorkerInfo info;
   info.platform_name = message.platform_name();
   info.platform_version = message.platform_version();

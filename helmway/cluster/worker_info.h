@@ -13,11 +13,11 @@ inline constexpr int32_t kDeviceIdsPerWorker = 2048;
 
 inline DeviceId FirstDeviceId(int32_t worker) { return worker * kDeviceIdsPerWorker; }
 
-proto::WorkerInfo ToProto(const WorkerInfo& info);
+proto::WorkerInfo WorkerInfoToProto(const WorkerInfo& info);
 
 // INVALID_ARGUMENT for what no worker can mean: an attribute without a value, two devices or two memories of
 // one id, a reference to a memory or device that is not in the message.
-absl::StatusOr<WorkerInfo> FromProto(const proto::WorkerInfo& message);
+absl::StatusOr<WorkerInfo> WorkerInfoFromProto(const proto::WorkerInfo& message);
 
 }  // namespace helmway::cluster
 

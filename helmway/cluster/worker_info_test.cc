@@ -44,8 +44,8 @@ WorkerInfo Sample() {
 TEST(WorkerInfoTest, SurvivesTheWay) {
   const WorkerInfo info = Sample();
   proto::WorkerInfo message;
-  ASSERT_TRUE(message.ParseFromString(ToProto(info).SerializeAsString()));
-  const auto back = FromProto(message);
+  ASSERT_TRUE(message.ParseFromString(WorkerInfoToProto(info).SerializeAsString()));
+  const auto back = WorkerInfoFromProto(message);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->platform_name, "cpu");
   EXPECT_EQ(back->platform_version, "1.2");
@@ -75,9 +75,9 @@ TEST(WorkerInfoTest, SurvivesTheWay) {
 
 TEST(WorkerInfoTest, RefusesWhatMakesNoSense) {
   const auto refusal = [](void (*spoil)(proto::WorkerInfo&)) {
-    proto::WorkerInfo message = ToProto(Sample());
+    proto::WorkerInfo message = WorkerInfoToProto(Sample());
     spoil(message);
-    const absl::Status status = FromProto(message).status();
+    const absl::Status status = WorkerInfoFromProto(message).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
