@@ -18,15 +18,18 @@ namespace helmway::cluster {
 
 // The client's end of a call with messages both ways, as a queue to send and one message at a time to read.
 // Lives until the call is over, whoever holds it. Any thread.
+//
+// With the last reference the channel may end, and with the last channel gRPC joins the threads that call
+// back: so that reference must not be dropped on one of them.
 template <typename Out, typename In>
 class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
                            public std::enable_shared_from_this<ClientStream<Out, In>> {
  public:
   // Both run on gRPC's threads and must not block. `on_message` comes once for each Read that brings
-  // something, `on_closed` once and last.
+  // something, `on_closed` once and last; it gets the stream, to drop it elsewhere.
   struct Events {
     absl::AnyInvocable<void(In)> on_message;
-    absl::AnyInvocable<void(const absl::Status&)> on_closed;
+    absl::AnyInvocable<void(const absl::Status&, std::shared_ptr<ClientStream>)> on_closed;
   };
   // `start` is the generated method: stub->async()->Method(context, reactor).
   static std::shared_ptr<ClientStream> Open(
@@ -112,9 +115,10 @@ class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
 
   void OnDone(const grpc::Status& status) override {
     base::HappensAfter(this);
-    events_.on_closed(
-        absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()));
-    self_.reset();
+    // From here on another thread may end this object.
+    auto on_closed = std::move(events_.on_closed);
+    on_closed(absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message()),
+              std::move(self_));
   }
 
   Events events_;

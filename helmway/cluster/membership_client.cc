@@ -38,7 +38,7 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
 
   ~MembershipClientImpl() override {
     client_.Post([this] {
-      leaving_ = true;
+      client_.Halt();
       if (!connected_) {
         left_.Notify();
         return;
@@ -67,13 +67,13 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
       }
       if (lease_.has_value() && lease_->granted) {
         hello->mutable_held_slices()->Assign(lease_->slices.begin(), lease_->slices.end());
+        hello->set_held_lease(lease_->number);
       }
     }
     return message;
   }
 
   absl::Status OnMessage(proto::ManagerToProxy message) override {
-    if (leaving_) return absl::OkStatus();
     if (message.has_snapshot()) {
       HELMWAY_ASSIGN_OR_RETURN(const std::vector<int32_t> changed, view_.Apply(message.snapshot()));
       connected_ = true;
@@ -90,6 +90,7 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
       lease.granted = message.lease().state() == proto::Lease::GRANTED;
       lease.slices.assign(message.lease().slices().begin(), message.lease().slices().end());
       lease.waits_for = message.lease().waits_for();
+      lease.number = message.lease().number();
       for (const int32_t slice : lease.slices) {
         if (slice < 0 || static_cast<size_t>(slice) >= view_.membership().slices.size()) {
           return absl::InvalidArgumentError("the lease has a slice that there is not");
@@ -104,7 +105,7 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
 
   void OnLost(const absl::Status& status) override {
     connected_ = false;
-    if (leaving_) {
+    if (client_.halted()) {
       if (!left_.HasBeenNotified()) left_.Notify();
       return;
     }
@@ -112,7 +113,7 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
   }
 
   void OnTick() override {
-    if (!connected_ || leaving_) return;
+    if (!connected_) return;
     proto::ProxyMessage message;
     message.mutable_heartbeat();
     client_.Send(std::move(message));
@@ -126,7 +127,6 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
   MembershipView view_;
   std::optional<Lease> lease_;
   bool connected_ = false;
-  bool leaving_ = false;
 
   Client client_;  // last: it ends first
 };

@@ -25,6 +25,7 @@ struct Lease {
   bool granted = false;
   std::vector<int32_t> slices;  // one for each that was asked for, in that order
   std::string waits_for;        // while it is not granted; for people
+  uint64_t number = 0;          // if granted: a later lease has a higher one
 
   friend bool operator==(const Lease&, const Lease&) = default;
 };

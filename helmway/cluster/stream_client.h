@@ -86,11 +86,8 @@ class StreamClient {
   }
   // The peer is content: the next failure is tried again soon.
   void ResetBackoff() { backoff_.Reset(); }
-  // Ends the stream and tries no other.
-  void Halt() {
-    halted_ = true;
-    if (stream_ != nullptr) stream_->Cancel();
-  }
+  // Tries no other stream when this one ends, and passes on nothing that it still brings.
+  void Halt() { halted_ = true; }
   bool halted() const { return halted_; }
 
  private:
@@ -104,8 +101,9 @@ class StreamClient {
     events.on_message = [this, loop = loop_](In message) {
       loop->Post([this, message = std::move(message)]() mutable { OnMessage(std::move(message)); });
     };
-    events.on_closed = [this, loop = loop_](const absl::Status& status) {
-      loop->Post([this, status] { OnClosed(status); });
+    events.on_closed = [this, loop = loop_](const absl::Status& status, std::shared_ptr<Stream> stream) {
+      // The stream ends with this task, on the loop.
+      loop->Post([this, status, stream = std::move(stream)] { OnClosed(status); });
     };
     refusal_ = absl::OkStatus();
     stream_ = Stream::Open(
@@ -120,7 +118,11 @@ class StreamClient {
   }
 
   void OnMessage(In message) {
-    if (stopping_ || halted_ || stream_ == nullptr) return;
+    if (stopping_ || stream_ == nullptr) return;
+    if (halted_) {
+      stream_->Read();
+      return;
+    }
     refusal_ = delegate_->OnMessage(std::move(message));
     if (refusal_.ok()) {
       stream_->Read();

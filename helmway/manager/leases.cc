@@ -10,7 +10,7 @@
 
 namespace helmway::manager {
 
-Leases::Leases(std::vector<std::string> slice_types) {
+Leases::Leases(std::vector<std::string> slice_types, uint64_t first_number) : next_number_(first_number) {
   for (std::string& type : slice_types) slices_.push_back({.type = std::move(type)});
 }
 
@@ -36,16 +36,31 @@ absl::Status Leases::Ask(uint64_t proxy, Request request) {
   }
   Client& client = clients_[proxy];
   client.request = std::move(request);
-  const std::vector<int32_t>& held = client.request.held;
-  if (!held.empty() && CanHave(client.request, held)) {
-    const auto taken = std::find_if(held.begin(), held.end(), [this](int32_t s) { return holder(s) != 0; });
-    if (taken == held.end()) {
-      Grant(proxy, client, held);
-      return absl::OkStatus();
-    }
-  }
-  queue_.push_back(proxy);
+  if (!Reclaim(proxy, client)) queue_.push_back(proxy);
   return absl::OkStatus();
+}
+
+// Gives the client what it held, if it is right in wanting it.
+bool Leases::Reclaim(uint64_t proxy, Client& client) {
+  const std::vector<int32_t>& held = client.request.held;
+  const uint64_t number = client.request.held_number;
+  if (held.empty() || !CanHave(client.request, held)) return false;
+  next_number_ = std::max(next_number_, number + 1);
+  std::set<uint64_t> earlier;
+  for (const int32_t slice : held) {
+    const Slice& wanted = slices_[static_cast<size_t>(slice)];
+    if (wanted.last_number > number || (wanted.holder != 0 && wanted.last_number == number)) return false;
+    if (wanted.holder != 0) earlier.insert(wanted.holder);
+  }
+  for (const uint64_t other : earlier) {
+    Client& loser = clients_.at(other);
+    for (const int32_t slice : loser.state.slices) slices_[static_cast<size_t>(slice)].holder = 0;
+    loser.state = {};
+    loser.changed = true;
+    queue_.push_front(other);
+  }
+  Grant(proxy, client, held, number);
+  return true;
 }
 
 void Leases::End(uint64_t proxy) {
@@ -100,10 +115,13 @@ bool Leases::CanHave(const Request& request, const std::vector<int32_t>& slices)
   return true;
 }
 
-void Leases::Grant(uint64_t proxy, Client& client, std::vector<int32_t> slices) {
-  for (const int32_t slice : slices) slices_[static_cast<size_t>(slice)].holder = proxy;
+void Leases::Grant(uint64_t proxy, Client& client, std::vector<int32_t> slices, uint64_t number) {
+  for (const int32_t slice : slices) {
+    slices_[static_cast<size_t>(slice)].holder = proxy;
+    slices_[static_cast<size_t>(slice)].last_number = number;
+  }
   queue_.erase(std::remove(queue_.begin(), queue_.end(), proxy), queue_.end());
-  client.state = {.granted = true, .slices = std::move(slices)};
+  client.state = {.granted = true, .slices = std::move(slices), .number = number};
   client.changed = true;
 }
 
@@ -126,7 +144,7 @@ void Leases::TryAll(uint64_t proxy, Client& client, std::vector<bool>& claimed) 
     claimed[i] = true;
   }
   if (free && ready) {
-    Grant(proxy, client, std::move(all));
+    Grant(proxy, client, std::move(all), next_number_++);
   } else if (!holders.empty()) {
     Wait(client, absl::StrCat("slices that ", absl::StrJoin(holders, ", "), " has"));
   } else if (!free) {
@@ -153,7 +171,7 @@ void Leases::TryTypes(uint64_t proxy, Client& client, std::vector<bool>& claimed
     }
   }
   if (missing.empty()) {
-    Grant(proxy, client, std::move(slices));
+    Grant(proxy, client, std::move(slices), next_number_++);
     return;
   }
   Wait(client, absl::StrJoin(missing, ", ", [](std::string* out, const auto& each) {

@@ -23,18 +23,22 @@ class Leases {
     bool all = false;                         // every slice, and at least one of them ready
     std::vector<std::string> instance_types;  // else one ready slice for each
     std::vector<int32_t> held;                // what it had before, in the order of the request
+    uint64_t held_number = 0;                 // the number of that lease
   };
   struct State {
     bool granted = false;
     std::vector<int32_t> slices;  // if granted, in the order of the request
     std::string waits_for;        // else
+    uint64_t number = 0;          // if granted; later ones are higher
   };
 
-  explicit Leases(std::vector<std::string> slice_types);
+  // Leases are numbered from `first_number` on, or from the highest that a proxy comes back with: of two that
+  // claim a slice the one with the later lease is right, whoever comes first.
+  Leases(std::vector<std::string> slice_types, uint64_t first_number);
 
-  // The proxy (its incarnation) wants slices. What it held and nobody else has is granted at once, ready or
-  // not. One that has a lease keeps it. FAILED_PRECONDITION if the cluster could not even be enough when all
-  // of it were free.
+  // The proxy (its incarnation) wants slices. What it held is granted at once, ready or not, unless somebody
+  // has it by a later lease. One that has a lease keeps it. FAILED_PRECONDITION if the cluster could not even
+  // be enough when all of it were free.
   absl::Status Ask(uint64_t proxy, Request request);
   // Gives back what it has, forgets what it asked for. Unknown proxies are none.
   void End(uint64_t proxy);
@@ -54,6 +58,7 @@ class Leases {
     std::string type;
     bool ready = false;
     uint64_t holder = 0;
+    uint64_t last_number = 0;  // of the last lease of it
   };
   struct Client {
     Request request;
@@ -62,7 +67,8 @@ class Leases {
   };
 
   bool CanHave(const Request& request, const std::vector<int32_t>& slices) const;
-  void Grant(uint64_t proxy, Client& client, std::vector<int32_t> slices);
+  bool Reclaim(uint64_t proxy, Client& client);
+  void Grant(uint64_t proxy, Client& client, std::vector<int32_t> slices, uint64_t number);
   void Wait(Client& client, std::string reason);
   // Grants or claims what the request would take.
   void TryAll(uint64_t proxy, Client& client, std::vector<bool>& claimed);
@@ -72,6 +78,7 @@ class Leases {
   std::vector<Slice> slices_;
   std::map<uint64_t, Client> clients_;
   std::deque<uint64_t> queue_;  // those that wait
+  uint64_t next_number_;
   bool on_hold_ = false;
 };
 

@@ -10,18 +10,19 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Leases::Request All(std::vector<int32_t> held = {}) {
-  return {.name = "the proxy", .all = true, .held = std::move(held)};
-}
+Leases::Request All() { return {.name = "the proxy", .all = true}; }
 
-Leases::Request Types(std::vector<std::string> types, std::vector<int32_t> held = {}) {
-  return {.name = "the proxy", .instance_types = std::move(types), .held = std::move(held)};
+Leases::Request Types(std::vector<std::string> types, std::vector<int32_t> held = {}, uint64_t number = 1) {
+  return {.name = "the proxy",
+          .instance_types = std::move(types),
+          .held = std::move(held),
+          .held_number = number};
 }
 
 class LeasesTest : public ::testing::Test {
  protected:
   // Slices 0, 1, 2 are of type a, slice 3 is of type b.
-  Leases leases_{{"a", "a", "a", "b"}};
+  Leases leases_{{"a", "a", "a", "b"}, 10};
 
   void Ready(std::vector<int32_t> slices) {
     for (const int32_t slice : slices) leases_.SetReady(slice, true);
@@ -135,6 +136,33 @@ TEST_F(LeasesTest, AClaimThatIsNotRightIsAnOrdinaryRequest) {
   ASSERT_TRUE(leases_.Ask(2, Types({"a"}, {1})).ok());
   leases_.Assign();
   EXPECT_THAT(leases_.state(2)->slices, ElementsAre(2));
+}
+
+TEST_F(LeasesTest, OfTwoWhoClaimASliceTheLaterLeaseIsRight) {
+  ASSERT_TRUE(leases_.Ask(1, Types({"a", "b"}, {0, 3}, 20)).ok());
+  EXPECT_EQ(leases_.state(1)->number, 20u);
+  // An earlier lease does not count any more.
+  ASSERT_TRUE(leases_.Ask(2, Types({"a"}, {0}, 19)).ok());
+  leases_.Assign();
+  EXPECT_EQ(leases_.holder(0), 1u);
+  EXPECT_FALSE(leases_.state(2)->granted);
+  // A later one shows that the first was lost.
+  ASSERT_TRUE(leases_.Ask(3, Types({"b"}, {3}, 30)).ok());
+  EXPECT_THAT(leases_.Assign(), ElementsAre(1, 3));
+  EXPECT_EQ(leases_.holder(3), 3u);
+  EXPECT_EQ(leases_.holder(0), 0u);
+  EXPECT_FALSE(leases_.state(1)->granted);
+  // Not even when the later one has ended.
+  leases_.End(3);
+  ASSERT_TRUE(leases_.Ask(4, Types({"b"}, {3}, 29)).ok());
+  leases_.Assign();
+  EXPECT_FALSE(leases_.state(4)->granted);
+  // New ones are higher than all.
+  leases_.End(1);
+  Ready({1});
+  leases_.Assign();
+  EXPECT_TRUE(leases_.state(2)->granted);
+  EXPECT_GT(leases_.state(2)->number, 30u);
 }
 
 TEST_F(LeasesTest, ImpossibleRequestsAreRefused) {

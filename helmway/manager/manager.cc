@@ -37,12 +37,12 @@ std::vector<std::string> SliceTypes(const ManagerSettings& settings) {
 
 }  // namespace
 
-Manager::Manager(ManagerSettings settings, uint64_t incarnation, absl::Time now)
+Manager::Manager(ManagerSettings settings, uint64_t incarnation, uint64_t first_lease, absl::Time now)
     : settings_(std::move(settings)),
       incarnation_(incarnation),
       settles_at_(now + settings_.recovery_time),
       places_(&settings_, incarnation),
-      leases_(SliceTypes(settings_)),
+      leases_(SliceTypes(settings_), first_lease),
       warn_at_(now + settings_.no_slice_warning) {}
 
 // ---- Workers ------------------------------------------------------------------------------------------
@@ -121,6 +121,7 @@ void Manager::OnProxyHello(absl::Time now, ConnectionId connection, absl::string
     request.instance_types.assign(hello.lease().instance_types().begin(),
                                   hello.lease().instance_types().end());
     request.held.assign(hello.held_slices().begin(), hello.held_slices().end());
+    request.held_number = hello.held_lease();
     status = leases_.Ask(hello.incarnation(), std::move(request));
   }
   if (!status.ok()) {
@@ -320,7 +321,8 @@ void Manager::Tell(ConnectionId connection, Watcher& watcher, Actions& actions) 
     cluster::proto::Lease* lease = message.mutable_lease();
     lease->set_state(state->granted ? cluster::proto::Lease::GRANTED : cluster::proto::Lease::WAITING);
     lease->mutable_slices()->Assign(state->slices.begin(), state->slices.end());
-    lease->set_waits_for(state->granted ? "" : state->waits_for);
+    lease->set_waits_for(state->waits_for);
+    lease->set_number(state->number);
     actions.push_back(SendToProxy{connection, std::move(message)});
     watcher.lease = false;
     watcher.sending = true;

@@ -23,8 +23,9 @@ namespace helmway::manager {
 // thread.
 class Manager {
  public:
-  // `settings` have passed CheckSettings. `incarnation` is random and not 0.
-  Manager(ManagerSettings settings, uint64_t incarnation, absl::Time now);
+  // `settings` have passed CheckSettings. `incarnation` is random and not 0. `first_lease`, the number of the
+  // first lease, is to be higher than all that earlier lives gave, as far as that can be known.
+  Manager(ManagerSettings settings, uint64_t incarnation, uint64_t first_lease, absl::Time now);
   Manager(const Manager&) = delete;
   Manager& operator=(const Manager&) = delete;
 

@@ -603,7 +603,7 @@ TEST_F(ProxyTest, NonsenseEndsTheStream) {
   EXPECT_EQ(harness_.closed[harness_.ProxyHello(0, std::nullopt)].code(), absl::StatusCode::kInvalidArgument);
   const ConnectionId impossible = harness_.ProxyHello(100, SlicesOf({"cpu:1x2", "cpu:1x2", "cpu:1x2"}));
   EXPECT_EQ(harness_.closed[impossible].code(), absl::StatusCode::kFailedPrecondition);
-  const ConnectionId skew = harness_.ProxyHello(101, std::nullopt, {}, /*protocol=*/99);
+  const ConnectionId skew = harness_.ProxyHello(101, std::nullopt, {}, 0, /*protocol=*/99);
   EXPECT_EQ(harness_.closed[skew].code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(harness_.closed[skew].message()),
               AllOf(HasSubstr("version skew"), HasSubstr("cluster protocol 99"), HasSubstr("p101")));

@@ -61,8 +61,8 @@ class ManagerHarness {
   }
 
   // A new life of the manager. All streams are gone; what peers know stays with them.
-  void Restart(uint64_t incarnation) {
-    manager = std::make_unique<Manager>(settings_, incarnation, now);
+  void Restart(uint64_t incarnation, uint64_t first_lease = 1) {
+    manager = std::make_unique<Manager>(settings_, incarnation, first_lease, now);
     to_workers.clear();
     closed.clear();
     probes.clear();
@@ -151,7 +151,8 @@ class ManagerHarness {
   }
 
   ConnectionId ProxyHello(uint64_t incarnation, std::optional<cluster::proto::LeaseRequest> lease,
-                          std::vector<int32_t> held = {}, int protocol = cluster::kProtocolVersion) {
+                          std::vector<int32_t> held = {}, uint64_t held_lease = 0,
+                          int protocol = cluster::kProtocolVersion) {
     const ConnectionId connection = ++connections_;
     cluster::proto::ProxyMessage message;
     cluster::proto::ProxyHello* hello = message.mutable_hello();
@@ -160,6 +161,7 @@ class ManagerHarness {
     hello->set_name(absl::StrCat("p", incarnation));
     if (lease) *hello->mutable_lease() = *lease;
     hello->mutable_held_slices()->Assign(held.begin(), held.end());
+    hello->set_held_lease(held_lease);
     Apply(manager->OnProxyMessage(now, connection, "ipv4:10.0.0.9:1", message));
     return connection;
   }

@@ -243,7 +243,9 @@ absl::StatusOr<int32_t> Places::Choose(absl::Time now, const Hello& hello, const
     if (place.health.has_value()) place.health->ProbeSoon(now);
     Schedule(place);
   }
-  if (candidates.size() == 1) {
+  const bool one_place_only =
+      hello.has_held() || (hello.has_slice() ? hello.has_task() : hello.has_linear() && !hello.has_task());
+  if (one_place_only) {
     const Place& place = places_[static_cast<size_t>(best)];
     return absl::AlreadyExistsError(
         absl::StrCat("two workers claim ", PlaceText(place), ": the one on ", place.name, ", incarnation ",

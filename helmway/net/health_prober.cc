@@ -49,10 +49,16 @@ void HealthProber::Probe(int64_t key, const std::string& address, absl::Duration
   auto* call = new Call;
   call->done = std::move(done);
   call->context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+  // Both end without the lock.
+  std::vector<std::unique_ptr<Call>> over;
+  std::shared_ptr<Target> before;
   {
     base::MutexLock lock(&mu_);
+    over.swap(over_);
     std::shared_ptr<Target>& target = targets_[key];
-    if (target == nullptr || target->address != address) target = std::make_shared<Target>(address);
+    if (target == nullptr || target->address != address) {
+      before = std::exchange(target, std::make_shared<Target>(address));
+    }
     call->target = target;
     calls_.insert(call);
   }
@@ -66,17 +72,19 @@ void HealthProber::Probe(int64_t key, const std::string& address, absl::Duration
               absl::StrCat("it says ", HealthCheckResponse::ServingStatus_Name(call->response.status())));
         }
         call->done(status);
-        {
-          base::MutexLock lock(&mu_);
-          calls_.erase(call);
-        }
-        delete call;
+        base::MutexLock lock(&mu_);
+        calls_.erase(call);
+        over_.emplace_back(call);
       });
 }
 
 void HealthProber::Forget(int64_t key) {
+  std::shared_ptr<Target> forgotten;
   base::MutexLock lock(&mu_);
-  targets_.erase(key);
+  if (const auto it = targets_.find(key); it != targets_.end()) {
+    forgotten = std::move(it->second);
+    targets_.erase(it);
+  }
 }
 
 }  // namespace helmway::net

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -36,6 +37,8 @@ class HealthProber {
   base::Mutex mu_;
   absl::flat_hash_map<int64_t, std::shared_ptr<Target>> targets_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_set<Call*> calls_ ABSL_GUARDED_BY(mu_);
+  // Calls that are over. A channel must not end on the threads that call back: gRPC joins them with the last.
+  std::vector<std::unique_ptr<Call>> over_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace helmway::net
