@@ -76,7 +76,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
   }
 
   absl::Status OnAssigned(const proto::Assigned& assigned) {
-    Placement placement;
+    AssignedPlace placement;
     placement.slice = assigned.place().slice();
     placement.task = assigned.place().task();
     placement.worker = assigned.place().worker();
@@ -85,6 +85,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
     placement.devices_per_host = assigned.devices_per_host();
     placement.slices = assigned.slices();
     placement.workers = assigned.workers();
+    placement.address = assigned.address();
     if (!placement_.has_value()) {
       auto info = observer_->OnPlaced(placement);
       if (!info.ok()) {
@@ -135,7 +136,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
   const uint64_t incarnation_;
   RegistrationObserver* const observer_;
   // Of the client's thread.
-  std::optional<Placement> placement_;
+  std::optional<AssignedPlace> placement_;
   proto::WorkerInfo info_;
   bool registered_ = false;
   std::optional<absl::Time> drain_deadline_;

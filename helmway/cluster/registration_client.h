@@ -31,7 +31,7 @@ struct RegistrationOptions {
 };
 
 // What the manager has given a worker for its life.
-struct Placement {
+struct AssignedPlace {
   int32_t slice = 0;
   int32_t task = 0;           // within the slice
   int32_t worker = 0;         // over all slices: the first device has the id FirstDeviceId(worker)
@@ -40,6 +40,7 @@ struct Placement {
   int32_t devices_per_host = 0;
   int32_t slices = 0;   // of the cluster
   int32_t workers = 0;  // of the cluster
+  std::string address;  // host:port where proxies and other workers reach this one
 };
 
 // Called on the client's thread, one at a time.
@@ -48,10 +49,10 @@ class RegistrationObserver {
   virtual ~RegistrationObserver() = default;
   // Once per life: the worker makes its devices for this place, which may take seconds. An error is final:
   // OnFailed gets it, and nothing more is tried.
-  virtual absl::StatusOr<WorkerInfo> OnPlaced(const Placement& placement) = 0;
+  virtual absl::StatusOr<WorkerInfo> OnPlaced(const AssignedPlace& placement) = 0;
   virtual void OnFailed(const absl::Status& status) = 0;
   // The manager knows this worker and its devices; after OnLost, again.
-  virtual void OnRegistered(const Placement& placement) = 0;
+  virtual void OnRegistered(const AssignedPlace& placement) = 0;
   // The manager is not reached, or refuses. The worker keeps what it has; another attempt follows.
   virtual void OnLost(const absl::Status& status) = 0;
 };

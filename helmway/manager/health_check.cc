@@ -15,7 +15,8 @@ bool HealthCheck::Start(absl::Time now) {
 void HealthCheck::OnAnswer(absl::Time now, uint64_t probe, const absl::Status& status) {
   if (!under_way_ || probe != probe_) return;
   under_way_ = false;
-  next_ = std::max(now, started_ + settings_->period);
+  next_ = again_ ? now : std::max(now, started_ + settings_->period);
+  again_ = false;
   if (status.ok()) {
     failures_ = 0;
     verdict_ = Verdict::kHealthy;
@@ -26,6 +27,9 @@ void HealthCheck::OnAnswer(absl::Time now, uint64_t probe, const absl::Status& s
   if (failures_ >= settings_->failure_threshold) verdict_ = Verdict::kUnhealthy;
 }
 
-void HealthCheck::ProbeSoon(absl::Time now) { next_ = std::min(next_, now); }
+void HealthCheck::ProbeSoon(absl::Time now) {
+  next_ = std::min(next_, now);
+  again_ = under_way_;
+}
 
 }  // namespace helmway::manager

@@ -22,7 +22,7 @@ class HealthCheck {
   bool Start(absl::Time now);
   // The answer to that probe; others are ignored.
   void OnAnswer(absl::Time now, uint64_t probe, const absl::Status& status);
-  // There is a doubt: does not wait for the period.
+  // There is a doubt: does not wait for the period, nor trust an answer that is on its way.
   void ProbeSoon(absl::Time now);
 
   // Never while a probe is under way.
@@ -36,6 +36,7 @@ class HealthCheck {
   const HealthSettings* settings_;
   uint64_t probe_;
   bool under_way_ = false;
+  bool again_ = false;  // once more, when the one under way has been answered
   absl::Time started_;
   absl::Time next_;
   int failures_ = 0;

@@ -78,8 +78,14 @@ TEST_F(HealthCheckTest, ADoubtIsNotPutOff) {
   check_.ProbeSoon(kStart + absl::Seconds(1));
   EXPECT_EQ(check_.next(), kStart + absl::Seconds(1));
   ASSERT_TRUE(check_.Start(kStart + absl::Seconds(1)));
+  // The one that is under way may have been answered before the doubt came up.
   check_.ProbeSoon(kStart + absl::Seconds(2));
   EXPECT_EQ(check_.next(), absl::InfiniteFuture());
+  check_.OnAnswer(kStart + absl::Seconds(2), check_.probe(), absl::OkStatus());
+  EXPECT_EQ(check_.next(), kStart + absl::Seconds(2));
+  ASSERT_TRUE(check_.Start(kStart + absl::Seconds(2)));
+  check_.OnAnswer(kStart + absl::Seconds(2), check_.probe(), absl::OkStatus());
+  EXPECT_EQ(check_.next(), kStart + absl::Seconds(5));
 }
 
 }  // namespace

@@ -82,7 +82,9 @@ ManagerService::ManagerService(ManagerSettings settings,
   loop_.Post([this] { Do({}); });
 }
 
-ManagerService::~ManagerService() { loop_.Stop(); }
+ManagerService::~ManagerService() { Stop(); }
+
+void ManagerService::Stop() { loop_.Stop(); }
 
 std::shared_ptr<net::WorkerHandler> ManagerService::OnWorker(std::shared_ptr<net::WorkerStream> stream) {
   const ConnectionId id = ++last_connection_;

@@ -26,6 +26,9 @@ class ManagerService final : public net::ManagerCalls {
   // The server that gives the calls has been shut down.
   ~ManagerService() override;
 
+  // Takes no more events: what the end of the server does to streams is no loss of workers. Idempotent.
+  void Stop();
+
   std::shared_ptr<net::WorkerHandler> OnWorker(std::shared_ptr<net::WorkerStream> stream) override;
   std::shared_ptr<net::ProxyHandler> OnProxy(std::shared_ptr<net::ProxyStream> stream) override;
 

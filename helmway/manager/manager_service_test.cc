@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/random.h"
 #include "helmway/cluster/membership_client.h"
 #include "helmway/cluster/registration_client.h"
 #include "helmway/cluster/worker_info.h"
@@ -51,6 +52,15 @@ class Watched {
   T value_ ABSL_GUARDED_BY(mu_);
 };
 
+// A server on a port where another can be started later: none of those that the system gives to connections.
+std::unique_ptr<net::GrpcServer> StartOnLastingPort(const std::vector<grpc::Service*>& services) {
+  while (true) {
+    const auto port = 20000 + base::UnguessableId() % 10000;
+    auto server = net::GrpcServer::Start(absl::StrCat("127.0.0.1:", port), services);
+    if (server.ok()) return *std::move(server);
+  }
+}
+
 class RunningManager {
  public:
   explicit RunningManager(ManagerSettings settings, int port = 0)
@@ -59,9 +69,13 @@ class RunningManager {
                    lines.Change([&](std::vector<std::string>& all) { all.push_back(line); });
                  }),
         grpc_service_(net::MakeManagerService(&service_)) {
-    auto server = net::GrpcServer::Start(absl::StrCat("127.0.0.1:", port), {grpc_service_.get()});
-    EXPECT_TRUE(server.ok()) << server.status();
-    server_ = *std::move(server);
+    if (port == 0) {
+      server_ = StartOnLastingPort({grpc_service_.get()});
+    } else {
+      auto server = net::GrpcServer::Start(absl::StrCat("127.0.0.1:", port), {grpc_service_.get()});
+      EXPECT_TRUE(server.ok()) << server.status();
+      server_ = *std::move(server);
+    }
   }
   int port() const { return server_->port(); }
   std::string address() const { return absl::StrCat("127.0.0.1:", port()); }
@@ -78,7 +92,7 @@ struct WorkerLog {
   int placed = 0;
   int registered = 0;
   int lost = 0;
-  cluster::Placement placement;
+  cluster::AssignedPlace placement;
   absl::Status last_loss;
   absl::Status failure;
 };
@@ -86,26 +100,27 @@ struct WorkerLog {
 // A worker that has a health service, a registration, and devices that are only described.
 class RunningWorker final : public cluster::RegistrationObserver {
  public:
-  explicit RunningWorker(const std::string& manager, absl::Status makes_devices = absl::OkStatus(),
-                         int port = 0)
-      : makes_devices_(std::move(makes_devices)) {
-    StartServer(port);
+  explicit RunningWorker(const std::string& manager, absl::Status makes_devices = absl::OkStatus())
+      : makes_devices_(std::move(makes_devices)), server_(StartOnLastingPort({})), port_(server_->port()) {
     client_ = cluster::RegistrationClient::Start(
         {.manager_address = manager, .host = "test", .port = port_, .backoff = kQuick}, this);
   }
-  ~RunningWorker() override { client_.reset(); }
+  // As a process that is killed.
+  ~RunningWorker() override {
+    StopServer();
+    client_.reset();
+  }
 
-  void StartServer(int port) {
-    auto server = net::GrpcServer::Start(absl::StrCat("127.0.0.1:", port), {});
+  void RestartServer() {
+    auto server = net::GrpcServer::Start(absl::StrCat("127.0.0.1:", port_), {});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    port_ = server_->port();
   }
   void StopServer() { server_.reset(); }
   int port() const { return port_; }
   cluster::RegistrationClient& client() { return *client_; }
 
-  absl::StatusOr<cluster::WorkerInfo> OnPlaced(const cluster::Placement& placement) override {
+  absl::StatusOr<cluster::WorkerInfo> OnPlaced(const cluster::AssignedPlace& placement) override {
     log.Change([&](WorkerLog& l) {
       ++l.placed;
       l.placement = placement;
@@ -116,7 +131,7 @@ class RunningWorker final : public cluster::RegistrationObserver {
   void OnFailed(const absl::Status& status) override {
     log.Change([&](WorkerLog& l) { l.failure = status; });
   }
-  void OnRegistered(const cluster::Placement& placement) override {
+  void OnRegistered(const cluster::AssignedPlace& placement) override {
     log.Change([&](WorkerLog& l) {
       ++l.registered;
       EXPECT_EQ(l.placement.worker, placement.worker);
@@ -133,8 +148,8 @@ class RunningWorker final : public cluster::RegistrationObserver {
 
  private:
   const absl::Status makes_devices_;
-  int port_ = 0;
   std::unique_ptr<net::GrpcServer> server_;
+  const int port_;
   std::unique_ptr<cluster::RegistrationClient> client_;
 };
 
@@ -283,7 +298,7 @@ TEST(ManagerServiceTest, AWorkerThatDoesNotAnswerIsLostUntilItDoes) {
   worker.StopServer();
   EXPECT_THAT(proxy.AwaitState(0, WorkerState::kDown).reason,
               HasSubstr(absl::StrCat("does not answer at 127.0.0.1:", port)));
-  worker.StartServer(port);
+  worker.RestartServer();
   proxy.AwaitState(0, WorkerState::kUp);
   EXPECT_EQ(worker.log.Now().lost, 0);
 }

@@ -43,6 +43,7 @@ TEST(PlacesTest, AssignedTellsTheShape) {
   EXPECT_EQ(assigned.devices_per_host(), 4);
   EXPECT_EQ(assigned.slices(), 3);
   EXPECT_EQ(assigned.workers(), 6);
+  EXPECT_EQ(assigned.address(), harness.place(assigned.place().worker()).address);
   EXPECT_EQ(assigned.version().protocol(), cluster::kProtocolVersion);
 }
 
@@ -109,11 +110,11 @@ TEST(PlacesTest, TheReadyLineComesWithEachChange) {
   }
   EXPECT_THAT(harness.TakeLogs(LogLine::kForTools),
               ElementsAre("*** 1/2 Pathways Slices Now Ready ***", "*** 2/2 Pathways Slices Now Ready ***"));
-  harness.CloseWorker(streams[3]);
+  harness.KillWorker(streams[3]);
   EXPECT_THAT(harness.TakeLogs(LogLine::kForTools), ElementsAre("*** 1/2 Pathways Slices Now Ready ***"));
-  harness.CloseWorker(streams[2]);
+  harness.KillWorker(streams[2]);
   EXPECT_THAT(harness.TakeLogs(LogLine::kForTools), IsEmpty());
-  harness.CloseWorker(streams[0]);
+  harness.KillWorker(streams[0]);
   EXPECT_THAT(harness.TakeLogs(LogLine::kForTools), ElementsAre("*** 0/2 Pathways Slices Now Ready ***"));
 }
 
@@ -121,17 +122,66 @@ TEST(PlacesTest, ALostStreamIsALostWorkerAtOnce) {
   ManagerHarness harness(TestSettings(1, 1));
   const ConnectionId connection = harness.Join({});
   harness.CloseWorker(connection);
+  // Not before it is known that nobody is there, which is known at once.
+  EXPECT_EQ(harness.place(0).state, WorkerState::kUp);
+  harness.Tick();
+  ASSERT_TRUE(harness.Answer(0, absl::UnavailableError("Connection refused")));
   EXPECT_EQ(harness.place(0).state, WorkerState::kDown);
-  EXPECT_THAT(harness.place(0).reason, HasSubstr("connection"));
+  EXPECT_THAT(harness.place(0).reason, AllOf(HasSubstr("its connection to the resource manager is lost"),
+                                             HasSubstr("Connection refused")));
   harness.Advance(absl::Minutes(1));
   EXPECT_THAT(harness.probes, IsEmpty());
+}
+
+TEST(PlacesTest, AWorkerThatLostItsStreamOnlyKeepsWhatItHas) {
+  ManagerHarness harness(TestSettings(1, 1));
+  const ConnectionId before = harness.Join({.port = 1, .incarnation = 1, .slice = 0, .task = 0});
+  const uint64_t info = harness.place(0).info_number;
+  harness.TakeLogs(LogLine::kForTools);
+  harness.CloseWorker(before);
+  harness.Advance(absl::Seconds(9));
+  EXPECT_EQ(harness.place(0).state, WorkerState::kUp);
+  // Its place is not for others.
+  const ConnectionId other = harness.WorkerHello({.port = 2, .incarnation = 2, .slice = 0, .task = 0});
+  EXPECT_EQ(harness.closed[other].code(), absl::StatusCode::kAlreadyExists);
+  const ConnectionId after = harness.WorkerHello({.port = 1, .incarnation = 1, .slice = 0, .task = 0});
+  EXPECT_EQ(harness.place(0).state, WorkerState::kUp);
+  harness.Ready(after, TestDevices(0, 2));
+  EXPECT_TRUE(harness.Registered(after));
+  harness.Advance(absl::Minutes(1));
+  EXPECT_EQ(harness.place(0).state, WorkerState::kUp);
+  EXPECT_EQ(harness.place(0).info_number, info);
+  EXPECT_THAT(harness.TakeLogs(LogLine::kForTools), IsEmpty());
+}
+
+TEST(PlacesTest, AWorkerThatAnswersButDoesNotComeBackIsLost) {
+  ManagerHarness harness(TestSettings(1, 1));
+  harness.CloseWorker(harness.Join({}));
+  harness.Advance(absl::Seconds(10));
+  EXPECT_EQ(harness.place(0).state, WorkerState::kDown);
+  EXPECT_THAT(harness.place(0).reason, HasSubstr("did not come back"));
+  harness.Join({});
+  EXPECT_EQ(harness.place(0).state, WorkerState::kUp);
+}
+
+TEST(PlacesTest, AProbeThatWasUnderWayDoesNotSaveADeadWorker) {
+  ManagerHarness harness(TestSettings(1, 1));
+  const ConnectionId connection = harness.Join({});
+  harness.now += absl::Seconds(3);
+  harness.Tick();
+  ASSERT_EQ(harness.probes.count(0), 1u);
+  harness.CloseWorker(connection);
+  harness.Answer(0, absl::OkStatus());
+  harness.Tick();
+  ASSERT_TRUE(harness.Answer(0, absl::UnavailableError("Connection refused")));
+  EXPECT_EQ(harness.place(0).state, WorkerState::kDown);
 }
 
 TEST(PlacesTest, ARestartedWorkerGetsItsPlaceWithANewIncarnation) {
   ManagerHarness harness(TestSettings(2, 1));
   harness.Join({.port = 1, .incarnation = 1});
   const ConnectionId second = harness.Join({.port = 2, .incarnation = 2});
-  harness.CloseWorker(second);
+  harness.KillWorker(second);
   // Without numbers, by its address.
   const ConnectionId again = harness.Join({.port = 2, .incarnation = 3});
   EXPECT_EQ(harness.Given(again)->worker(), 1);
@@ -142,8 +192,8 @@ TEST(PlacesTest, ARestartedWorkerGetsItsPlaceWithANewIncarnation) {
 
 TEST(PlacesTest, PlacesOfOthersAreTakenLast) {
   ManagerHarness harness(TestSettings(3, 1));
-  harness.CloseWorker(harness.Join({.port = 1, .incarnation = 1}));
-  harness.CloseWorker(harness.Join({.port = 2, .incarnation = 2}));
+  harness.KillWorker(harness.Join({.port = 1, .incarnation = 1}));
+  harness.KillWorker(harness.Join({.port = 2, .incarnation = 2}));
   EXPECT_EQ(harness.place(1).incarnation, 2u);
   // Workers 0 and 1 may come back; a new one takes the place that was never used.
   EXPECT_EQ(harness.Given(harness.Join({.port = 3, .incarnation = 3}))->worker(), 2);
@@ -492,7 +542,7 @@ TEST_F(ProxyTest, ASnapshotThenChanges) {
   ASSERT_FALSE(messages.empty());
   EXPECT_EQ(messages.back().changes().workers(0).worker(), 1);
   EXPECT_EQ(messages.back().changes().workers(0).state(), cluster::proto::WorkerRecord::UP);
-  harness_.CloseWorker(worker);
+  harness_.KillWorker(worker);
   messages = Take(proxy);
   ASSERT_EQ(messages.size(), 1u);
   EXPECT_EQ(messages[0].changes().workers(0).state(), cluster::proto::WorkerRecord::DOWN);
@@ -506,7 +556,7 @@ TEST_F(ProxyTest, ASlowProxyIsToldTheLastStateOnly) {
   ConnectionId worker = 0;
   for (uint64_t i = 1; i <= 10; ++i) {
     worker = harness_.Join({.port = 1, .incarnation = i});
-    harness_.CloseWorker(worker);
+    harness_.KillWorker(worker);
   }
   EXPECT_TRUE(harness_.to_proxies[proxy].empty());
   harness_.Sent(proxy);
@@ -624,7 +674,7 @@ TEST_F(ProxyTest, WarnsWhenNoSliceComes) {
   const ConnectionId worker = harness_.Join({});
   harness_.Advance(absl::Minutes(10));
   EXPECT_THAT(harness_.TakeLogs(LogLine::kWarning), IsEmpty());
-  harness_.CloseWorker(worker);
+  harness_.KillWorker(worker);
   harness_.TakeLogs(LogLine::kWarning);
   harness_.Advance(absl::Minutes(2));
   EXPECT_THAT(harness_.TakeLogs(LogLine::kWarning), ElementsAre(HasSubstr("no slice is ready")));

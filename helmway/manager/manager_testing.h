@@ -115,6 +115,13 @@ class ManagerHarness {
     Apply(manager->OnWorkerMessage(now, connection, "", message));
   }
   void CloseWorker(ConnectionId connection) { Apply(manager->OnWorkerClosed(now, connection)); }
+  // The process is dead: its stream ends, and nobody listens where it did.
+  void KillWorker(ConnectionId connection) {
+    CloseWorker(connection);
+    Tick();
+    if (const auto given = Given(connection))
+      Answer(given->worker(), absl::UnavailableError("connection refused"));
+  }
 
   // The place that the stream's worker was given, if it was.
   std::optional<cluster::proto::Place> Given(ConnectionId connection) const {

@@ -17,6 +17,7 @@ using cluster::WorkerState;
 
 constexpr size_t kMaxRefusedKept = 1024;
 constexpr int32_t kMaxPort = 65535;
+constexpr char kConnectionLost[] = "its connection to the resource manager is lost";
 
 // Who may have a place that is free, or that somebody else is in.
 enum Claim {
@@ -76,7 +77,7 @@ void Places::OnHello(absl::Time now, ConnectionId connection, absl::string_view 
                      Actions& actions) {
   if (connections_.contains(connection)) {
     const absl::Status status = absl::InvalidArgumentError("a second hello on one stream");
-    Leave(places_[static_cast<size_t>(connections_[connection])], std::string(status.message()), actions);
+    Lose(places_[static_cast<size_t>(connections_[connection])], std::string(status.message()), actions);
     Refuse(connection, hello.incarnation(), status, actions);
     return;
   }
@@ -125,21 +126,26 @@ void Places::OnHello(absl::Time now, ConnectionId connection, absl::string_view 
 
   Place& place = places_[static_cast<size_t>(worker)];
   const std::string successor = absl::StrCat("the worker on ", name);
+  const bool same = place.incarnation == hello.incarnation();
   if (place.connection != 0) {
-    const ConnectionId before = place.connection;
-    const bool same = place.incarnation == hello.incarnation();
-    Leave(place, absl::StrCat("replaced by ", successor), actions);
-    actions.push_back(CloseConnection{
-        before, absl::AbortedError(same ? "the worker registered again"
-                                        : absl::StrCat(successor, " has taken ", PlaceText(place)))});
+    connections_.erase(place.connection);
+    actions.push_back(
+        CloseConnection{place.connection,
+                        absl::AbortedError(same ? "the worker registered again"
+                                                : absl::StrCat(successor, " has taken ", PlaceText(place)))});
   }
-  if (place.incarnation != hello.incarnation()) {
+  if (!same) {
+    if (place.incarnation != 0 && (place.state != WorkerState::kDown || place.health.has_value())) {
+      Lose(place, absl::StrCat("replaced by ", successor), actions);
+    }
     incarnations_.erase(place.incarnation);
     incarnations_[hello.incarnation()] = worker;
     place.incarnation = hello.incarnation();
     place.draining = false;
   }
   place.connection = connection;
+  place.missing_until.reset();
+  place.ready = false;
   connections_[connection] = worker;
   place.name = name;
   place.host = host;
@@ -148,6 +154,7 @@ void Places::OnHello(absl::Time now, ConnectionId connection, absl::string_view 
   place.probe_address = probe_address;
   place.software = Tidy(hello.version().software());
   changed_.insert(worker);
+  Schedule(place);
 
   const SliceSettings& slice = SliceOf(place);
   cluster::proto::ManagerToWorker message;
@@ -163,6 +170,7 @@ void Places::OnHello(absl::Time now, ConnectionId connection, absl::string_view 
   assigned->set_devices_per_host(slice.devices_per_host);
   assigned->set_slices(static_cast<int32_t>(settings_->slices.size()));
   assigned->set_workers(static_cast<int32_t>(places_.size()));
+  assigned->set_address(place.address);
   actions.push_back(SendToWorker{connection, std::move(message)});
   Update(place, actions);
 }
@@ -221,8 +229,7 @@ absl::StatusOr<int32_t> Places::Choose(absl::Time now, const Hello& hello, const
   const auto claim = [&](const Place& place) {
     if (place.incarnation != 0 && place.probe_address == probe_address) return kSameAddress;
     if (place.incarnation == 0) return kNeverUsed;
-    if (place.connection == 0) return kLeft;
-    if (place.state == WorkerState::kDown) return kUnresponsive;
+    if (place.state == WorkerState::kDown) return place.connection == 0 ? kLeft : kUnresponsive;
     if (hello.has_held() && !place.health.has_value()) return kNotStarted;
     return kTaken;
   };
@@ -299,18 +306,22 @@ void Places::OnReady(absl::Time now, ConnectionId connection, const cluster::pro
   Place* place = Find(connection, "devices", actions);
   if (place == nullptr) return;
   absl::Status status = CheckDevices(*place, ready);
-  if (status.ok() && place->health.has_value()) status = absl::InvalidArgumentError("devices came twice");
+  if (status.ok() && place->ready) status = absl::InvalidArgumentError("devices came twice");
   if (!status.ok()) {
     place->state = WorkerState::kDown;  // it never came up
-    Leave(*place, std::string(status.message()), actions);
+    Lose(*place, std::string(status.message()), actions);
     Refuse(connection, place->incarnation, status, actions);
     return;
   }
-  place->info = std::make_shared<const cluster::proto::WorkerInfo>(ready.info());
-  ++place->info_number;
+  place->ready = true;
   refused_.erase(place->incarnation);
-  changed_.insert(place->worker);
-  place->health.emplace(&settings_->health, probes_ + 1, now);
+  // One that was only away for a moment is watched still, and has the devices that it had.
+  if (!place->health.has_value()) {
+    place->info = std::make_shared<const cluster::proto::WorkerInfo>(ready.info());
+    ++place->info_number;
+    changed_.insert(place->worker);
+    place->health.emplace(&settings_->health, probes_ + 1, now);
+  }
   cluster::proto::ManagerToWorker message;
   message.mutable_registered();
   actions.push_back(SendToWorker{connection, std::move(message)});
@@ -335,17 +346,25 @@ void Places::OnDraining(absl::Time /*now*/, ConnectionId connection,
   Update(*place, actions);
 }
 
-void Places::OnClosed(absl::Time /*now*/, ConnectionId connection, Actions& actions) {
+void Places::OnClosed(absl::Time now, ConnectionId connection, Actions& actions) {
   const auto it = connections_.find(connection);
   if (it == connections_.end()) return;
   Place& place = places_[static_cast<size_t>(it->second)];
-  Leave(place, place.draining ? "it was told to end" : "its connection to the resource manager is lost",
-        actions);
+  if (place.state != WorkerState::kUp) {
+    Lose(place, place.draining ? "it was told to end" : kConnectionLost, actions);
+    return;
+  }
+  connections_.erase(it);
+  place.connection = 0;
+  place.missing_until = now + settings_->reconnect_time;
+  place.health->ProbeSoon(now);
+  Schedule(place);
 }
 
-void Places::Leave(Place& place, std::string reason, Actions& actions) {
+void Places::Lose(Place& place, std::string reason, Actions& actions) {
   connections_.erase(place.connection);
   place.connection = 0;
+  place.missing_until.reset();
   if (place.health.has_value()) {
     place.health.reset();
     actions.push_back(ForgetProbes{place.worker});
@@ -374,7 +393,15 @@ void Places::OnProbeAnswer(absl::Time now, int32_t worker, uint64_t probe, const
   if (worker < 0 || static_cast<size_t>(worker) >= places_.size()) return;
   Place& place = places_[static_cast<size_t>(worker)];
   if (!place.health.has_value()) return;
+  const int failures = place.health->failures();
   place.health->OnAnswer(now, probe, status);
+  if (place.connection == 0 && place.health->failures() > failures) {
+    Lose(place,
+         absl::StrCat(kConnectionLost, ", and it does not answer at ", place.probe_address, ": ",
+                      status.message()),
+         actions);
+    return;
+  }
   Update(place, actions);
   Schedule(place);
 }
@@ -382,6 +409,10 @@ void Places::OnProbeAnswer(absl::Time now, int32_t worker, uint64_t probe, const
 void Places::OnTime(absl::Time now, Actions& actions) {
   while (!due_.empty() && due_.begin()->first <= now) {
     Place& place = places_[static_cast<size_t>(due_.begin()->second)];
+    if (place.missing_until.has_value() && *place.missing_until <= now) {
+      Lose(place, absl::StrCat(kConnectionLost, ", and it did not come back"), actions);
+      continue;
+    }
     if (place.health->Start(now)) {
       probes_ = std::max(probes_, place.health->probe());
       actions.push_back(
@@ -399,12 +430,13 @@ void Places::Schedule(Place& place) {
   absl::Time& entry = scheduled_[static_cast<size_t>(place.worker)];
   if (entry != absl::InfiniteFuture()) due_.erase({entry, place.worker});
   entry = place.health.has_value() ? place.health->next() : absl::InfiniteFuture();
+  if (place.missing_until.has_value()) entry = std::min(entry, *place.missing_until);
   if (entry != absl::InfiniteFuture()) due_.insert({entry, place.worker});
 }
 
 void Places::Update(Place& place, Actions& actions) {
   WorkerState state;
-  if (place.connection == 0) {
+  if (place.connection == 0 && !place.missing_until.has_value()) {
     state = WorkerState::kDown;
   } else if (!place.health.has_value() || place.health->verdict() == HealthCheck::Verdict::kUnknown) {
     state = WorkerState::kStarting;

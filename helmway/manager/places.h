@@ -32,7 +32,9 @@ struct Place {
   std::string reason;           // of kDown
   uint64_t incarnation = 0;     // 0: no worker was here yet
   ConnectionId connection = 0;  // 0: its stream is over
-  std::string name;             // "host-3 (10.0.0.3:29005)", for messages
+  // While it is up without a stream: the time it has to come back.
+  std::optional<absl::Time> missing_until;
+  std::string name;  // "host-3 (10.0.0.3:29005)", for messages
   std::string host;
   std::string pod;
   std::string address;        // for proxies and peers
@@ -42,15 +44,17 @@ struct Place {
   // Of the last worker here whose devices were taken. `info_number` counts them.
   std::shared_ptr<const cluster::proto::WorkerInfo> info;
   uint64_t info_number = 0;
-  std::optional<HealthCheck> health;  // while its devices are known and its stream lives
+  bool ready = false;                 // its devices were taken on this stream
+  std::optional<HealthCheck> health;  // from then on, until it is lost or replaced
 };
 
 // Which worker is where, and whether it is well: registration, duplicates, readiness, health. Takes events
 // and the time, writes down what is to be done. One thread.
 //
-// A place belongs to a worker (one incarnation of it) as long as its stream lives. It is lost at once when
-// the stream ends, and after some time when it does not answer probes; in both cases it may come back as the
-// same incarnation, or a new one takes the place.
+// A place belongs to a worker (one incarnation of it) until it is lost, and then to it or to a new one,
+// whichever comes first. When its stream ends it is probed at once, and lost if it does not answer: a process
+// that is dead shows within milliseconds, and one that only lost its connection to the manager keeps what it
+// has. A silent worker is lost after some probes.
 class Places {
  public:
   // `settings` outlives this. `manager_incarnation` is told to the workers.
@@ -90,8 +94,8 @@ class Places {
   absl::Status CheckDevices(const Place& place, const cluster::proto::WorkerReady& ready) const;
   // The place of this stream's worker, or null after the stream was closed for having said something else.
   Place* Find(ConnectionId connection, absl::string_view what, Actions& actions);
-  // The place has no stream any more.
-  void Leave(Place& place, std::string reason, Actions& actions);
+  // The worker is lost: nothing of it is watched any more.
+  void Lose(Place& place, std::string reason, Actions& actions);
   void Refuse(ConnectionId connection, uint64_t incarnation, const absl::Status& status, Actions& actions);
   // After a change of stream, devices, health or draining.
   void Update(Place& place, Actions& actions);

@@ -35,6 +35,8 @@ struct ManagerSettings {
   // After the start: how long workers and proxies from before have to come back. Until then silence about a
   // worker means nothing, and if any comes back, leases from before go first.
   absl::Duration recovery_time = absl::Seconds(30);
+  // How long a worker that answers may be without its stream before it counts as lost.
+  absl::Duration reconnect_time = absl::Seconds(10);
   absl::Duration proxy_silence = absl::Seconds(10);    // a proxy without a heartbeat for so long is gone
   absl::Duration lease_grace = absl::Seconds(5);       // a lease outlives its broken stream by this time
   absl::Duration no_slice_warning = absl::Minutes(2);  // a warning if no slice was ready for so long
