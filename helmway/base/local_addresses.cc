@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 
@@ -36,27 +37,56 @@ std::optional<Address> ParseAddress(const std::string& text) {
   return std::nullopt;
 }
 
-}  // namespace
-
-bool IsLocalPeer(absl::string_view grpc_peer) {
-  if (absl::StartsWith(grpc_peer, "unix:")) return true;
+// "10.0.0.1", "::1", "fe80::1%eth0"; empty for what is no name of a peer with an address.
+std::string AddressText(absl::string_view grpc_peer) {
   std::string peer = absl::StrReplaceAll(grpc_peer, {{"%5B", "["}, {"%5D", "]"}, {"%5b", "["}, {"%5d", "]"}});
   absl::string_view rest = peer;
-  if (!absl::ConsumePrefix(&rest, "ipv4:") && !absl::ConsumePrefix(&rest, "ipv6:")) return false;
+  if (!absl::ConsumePrefix(&rest, "ipv4:") && !absl::ConsumePrefix(&rest, "ipv6:")) return "";
   const size_t colon = rest.rfind(':');
-  if (colon == absl::string_view::npos) return false;
+  if (colon == absl::string_view::npos) return "";
   rest = rest.substr(0, colon);
   if (absl::ConsumePrefix(&rest, "[")) absl::ConsumeSuffix(&rest, "]");
-  rest = rest.substr(0, rest.find('%'));  // a zone such as %eth0
-  const std::optional<Address> address = ParseAddress(std::string(rest));
-  if (!address) return false;
+  return std::string(rest);
+}
+
+std::optional<Address> ParseWithoutZone(absl::string_view text) {
+  return ParseAddress(std::string(text.substr(0, text.find('%'))));  // a zone such as %eth0
+}
+
+bool IsLoopback(const Address& address) {
   Address loopback6{};
   loopback6[15] = 1;
-  if (*address == loopback6) return true;
+  if (address == loopback6) return true;
   in_addr loopback4;
   loopback4.s_addr = htonl(INADDR_LOOPBACK);
   const Address mapped_loopback = Mapped(loopback4);
-  if (std::memcmp(address->data(), mapped_loopback.data(), 13) == 0) return true;  // 127.0.0.0/8
+  return std::memcmp(address.data(), mapped_loopback.data(), 13) == 0;  // 127.0.0.0/8
+}
+
+}  // namespace
+
+std::string HostOfPeer(absl::string_view grpc_peer) {
+  if (absl::StartsWith(grpc_peer, "unix:")) return "localhost";
+  const std::string text = AddressText(grpc_peer);
+  const std::optional<Address> address = ParseWithoutZone(text);
+  if (!address) return "";
+  const Address mapped = Mapped(in_addr{});
+  if (std::memcmp(address->data(), mapped.data(), 12) != 0) return absl::StrCat("[", text, "]");
+  return absl::StrCat((*address)[12], ".", (*address)[13], ".", (*address)[14], ".", (*address)[15]);
+}
+
+bool IsLoopbackHost(absl::string_view host) {
+  if (host == "localhost") return true;
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  const std::optional<Address> address = ParseWithoutZone(host);
+  return address && IsLoopback(*address);
+}
+
+bool IsLocalPeer(absl::string_view grpc_peer) {
+  if (absl::StartsWith(grpc_peer, "unix:")) return true;
+  const std::optional<Address> address = ParseWithoutZone(AddressText(grpc_peer));
+  if (!address) return false;
+  if (IsLoopback(*address)) return true;
 
   ifaddrs* interfaces = nullptr;
   if (getifaddrs(&interfaces) != 0) return false;

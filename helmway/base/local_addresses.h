@@ -12,6 +12,13 @@ namespace helmway::base {
 // IPv4 address inside IPv6 counts as the IPv4 address. Any thread; reads the interface list on each call.
 bool IsLocalPeer(absl::string_view grpc_peer);
 
+// The host of a gRPC peer name as it is written before ":port": "10.0.0.1", "[::1]" (an IPv4 address inside
+// IPv6 as the IPv4 address), "localhost" for a unix socket; "" for what is no peer name. Any thread.
+std::string HostOfPeer(absl::string_view grpc_peer);
+
+// True for what HostOfPeer says of a peer that came through the loopback interface or a unix socket.
+bool IsLoopbackHost(absl::string_view host);
+
 }  // namespace helmway::base
 
 #endif  // HELMWAY_BASE_LOCAL_ADDRESSES_H_

@@ -41,6 +41,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
     if (auto* with_queue = dynamic_cast<PolledService*>(service)) result->polled_.push_back(with_queue);
   }
   for (PolledService* with_queue : result->polled_) with_queue->AddQueues(builder);
+  // gRPC does not start a server with nothing to poll, though it has the health service.
+  if (services.empty() && result->polled_.empty()) builder.RegisterCallbackGenericService(&result->nothing_);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,

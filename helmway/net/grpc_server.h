@@ -1,6 +1,7 @@
 #ifndef HELMWAY_NET_GRPC_SERVER_H_
 #define HELMWAY_NET_GRPC_SERVER_H_
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
@@ -30,7 +31,8 @@ inline constexpr int kMinPingMilliseconds = 100;
 // standard health service, and windows and frames sized for bulk data. Thread-safe.
 class GrpcServer {
  public:
-  // Serves `services` (not owned; they must outlive the server) on `address` ("127.0.0.1:0", "[::]:29000").
+  // Serves `services` (not owned; they must outlive the server; may be none) on `address` ("127.0.0.1:0",
+  // "[::]:29000").
   // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE
   // if the address can't be bound, naming it and the likely reason.
   // `polled` are started and stopped likewise.
@@ -45,6 +47,7 @@ class GrpcServer {
 
  private:
   GrpcServer() = default;
+  grpc::CallbackGenericService nothing_;  // answers UNIMPLEMENTED
   std::unique_ptr<grpc::Server> server_;  // null after Shutdown
   std::vector<PolledService*> polled_;
   int port_ = 0;

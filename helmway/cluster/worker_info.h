@@ -1,0 +1,24 @@
+#ifndef HELMWAY_CLUSTER_WORKER_INFO_H_
+#define HELMWAY_CLUSTER_WORKER_INFO_H_
+
+#include "absl/status/statusor.h"
+#include "helmway/cluster/worker_info.pb.h"
+#include "helmway/cluster/worker_link.h"
+
+namespace helmway::cluster {
+
+// Device ids, as the CPU plugin makes them from its process id: those of worker w are
+// [w * kDeviceIdsPerWorker, (w + 1) * kDeviceIdsPerWorker).
+inline constexpr int32_t kDeviceIdsPerWorker = 2048;
+
+inline DeviceId FirstDeviceId(int32_t worker) { return worker * kDeviceIdsPerWorker; }
+
+proto::WorkerInfo WorkerInfoToProto(const WorkerInfo& info);
+
+// INVALID_ARGUMENT for what no worker can mean: an attribute without a value, two devices or two memories of
+// one id, a reference to a memory or device that is not in the message.
+absl::StatusOr<WorkerInfo> WorkerInfoFromProto(const proto::WorkerInfo& message);
+
+}  // namespace helmway::cluster
+
+#endif  // HELMWAY_CLUSTER_WORKER_INFO_H_
