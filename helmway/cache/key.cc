@@ -4,8 +4,12 @@
 #ifdef __linux__
 #include <sys/auxv.h>
 #endif
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include <array>
+#include <cstdint>
 #include <fstream>
 #include <memory>
 #include <vector>
@@ -41,6 +45,83 @@ class Hash {
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 
+#if defined(__x86_64__)
+enum Word { kEax, kEbx, kEcx, kEdx };
+
+// Register states that the system must save for instructions to be usable, as in XCR0.
+constexpr uint64_t kVectors = 0x6, kMasks = 0xe6, kTiles = 0x60000;
+
+struct Feature {
+  const char* name;  // as compilers call it
+  uint32_t leaf, subleaf;
+  Word word;
+  int bit;
+  uint64_t registers = 0;
+};
+
+// Intel 64 and IA-32 Architectures Software Developer's Manual, CPUID; AMD64 Architecture Programmer's
+// Manual, volume 3, appendix E. __builtin_cpu_supports knows other names in each compiler.
+constexpr uint32_t kExtended = 0x80000001;
+constexpr Feature kFeatures[] = {
+    {"sse3", 1, 0, kEcx, 0},
+    {"ssse3", 1, 0, kEcx, 9},
+    {"sse4.1", 1, 0, kEcx, 19},
+    {"sse4.2", 1, 0, kEcx, 20},
+    {"popcnt", 1, 0, kEcx, 23},
+    {"aes", 1, 0, kEcx, 25},
+    {"pclmul", 1, 0, kEcx, 1},
+    {"avx", 1, 0, kEcx, 28, kVectors},
+    {"f16c", 1, 0, kEcx, 29, kVectors},
+    {"fma", 1, 0, kEcx, 12, kVectors},
+    {"movbe", 1, 0, kEcx, 22},
+    {"fma4", kExtended, 0, kEcx, 16, kVectors},
+    {"xop", kExtended, 0, kEcx, 11, kVectors},
+    {"lzcnt", kExtended, 0, kEcx, 5},
+    {"avx2", 7, 0, kEbx, 5, kVectors},
+    {"bmi", 7, 0, kEbx, 3},
+    {"bmi2", 7, 0, kEbx, 8},
+    {"adx", 7, 0, kEbx, 19},
+    {"sha", 7, 0, kEbx, 29},
+    {"avx512f", 7, 0, kEbx, 16, kMasks},
+    {"avx512cd", 7, 0, kEbx, 28, kMasks},
+    {"avx512dq", 7, 0, kEbx, 17, kMasks},
+    {"avx512bw", 7, 0, kEbx, 30, kMasks},
+    {"avx512vl", 7, 0, kEbx, 31, kMasks},
+    {"avx512ifma", 7, 0, kEbx, 21, kMasks},
+    {"gfni", 7, 0, kEcx, 8},
+    {"vaes", 7, 0, kEcx, 9, kVectors},
+    {"vpclmulqdq", 7, 0, kEcx, 10, kVectors},
+    {"avx512vbmi", 7, 0, kEcx, 1, kMasks},
+    {"avx512vbmi2", 7, 0, kEcx, 6, kMasks},
+    {"avx512vnni", 7, 0, kEcx, 11, kMasks},
+    {"avx512bitalg", 7, 0, kEcx, 12, kMasks},
+    {"avx512vpopcntdq", 7, 0, kEcx, 14, kMasks},
+    {"avx512fp16", 7, 0, kEdx, 23, kMasks},
+    {"avx512vp2intersect", 7, 0, kEdx, 8, kMasks},
+    {"amx-tile", 7, 0, kEdx, 24, kTiles},
+    {"amx-int8", 7, 0, kEdx, 25, kTiles},
+    {"amx-bf16", 7, 0, kEdx, 22, kTiles},
+    {"avx512bf16", 7, 1, kEax, 5, kMasks},
+    {"avxvnni", 7, 1, kEax, 4, kVectors},
+};
+
+// All zero where the processor has no such leaf.
+std::array<uint32_t, 4> Cpuid(uint32_t leaf, uint32_t subleaf) {
+  std::array<uint32_t, 4> words{};
+  if (__get_cpuid_count(leaf, subleaf, &words[kEax], &words[kEbx], &words[kEcx], &words[kEdx]) == 0)
+    return {};
+  return words;
+}
+
+uint64_t SavedRegisters() {
+  constexpr int kXgetbvUsable = 27;
+  if ((Cpuid(1, 0)[kEcx] >> kXgetbvUsable & 1) == 0) return 0;
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return uint64_t{high} << 32 | low;
+}
+#endif
+
 }  // namespace
 
 std::string MakeKey(const KeyParts& parts) {
@@ -72,51 +153,14 @@ absl::StatusOr<std::string> PluginIdentity(const std::string& path, absl::string
 
 std::string HostInstructionSet() {
 #if defined(__x86_64__)
+  const uint64_t saved = SavedRegisters();
   std::string set = "x86-64";
-  // __builtin_cpu_supports takes literals only.
-#define HELMWAY_FEATURE(name) \
-  if (__builtin_cpu_supports(name)) absl::StrAppend(&set, " ", name)
-  HELMWAY_FEATURE("sse3");
-  HELMWAY_FEATURE("ssse3");
-  HELMWAY_FEATURE("sse4.1");
-  HELMWAY_FEATURE("sse4.2");
-  HELMWAY_FEATURE("popcnt");
-  HELMWAY_FEATURE("aes");
-  HELMWAY_FEATURE("pclmul");
-  HELMWAY_FEATURE("avx");
-  HELMWAY_FEATURE("f16c");
-  HELMWAY_FEATURE("fma");
-  HELMWAY_FEATURE("fma4");
-  HELMWAY_FEATURE("xop");
-  HELMWAY_FEATURE("avx2");
-  HELMWAY_FEATURE("bmi");
-  HELMWAY_FEATURE("bmi2");
-  HELMWAY_FEATURE("lzcnt");
-  HELMWAY_FEATURE("movbe");
-  HELMWAY_FEATURE("adx");
-  HELMWAY_FEATURE("sha");
-  HELMWAY_FEATURE("gfni");
-  HELMWAY_FEATURE("vaes");
-  HELMWAY_FEATURE("vpclmulqdq");
-  HELMWAY_FEATURE("avx512f");
-  HELMWAY_FEATURE("avx512cd");
-  HELMWAY_FEATURE("avx512dq");
-  HELMWAY_FEATURE("avx512bw");
-  HELMWAY_FEATURE("avx512vl");
-  HELMWAY_FEATURE("avx512ifma");
-  HELMWAY_FEATURE("avx512vbmi");
-  HELMWAY_FEATURE("avx512vbmi2");
-  HELMWAY_FEATURE("avx512vnni");
-  HELMWAY_FEATURE("avx512bitalg");
-  HELMWAY_FEATURE("avx512vpopcntdq");
-  HELMWAY_FEATURE("avx512bf16");
-  HELMWAY_FEATURE("avx512fp16");
-  HELMWAY_FEATURE("avx512vp2intersect");
-  HELMWAY_FEATURE("avxvnni");
-  HELMWAY_FEATURE("amx-tile");
-  HELMWAY_FEATURE("amx-int8");
-  HELMWAY_FEATURE("amx-bf16");
-#undef HELMWAY_FEATURE
+  for (const Feature& feature : kFeatures) {
+    if ((saved & feature.registers) != feature.registers) continue;
+    if (Cpuid(feature.leaf, feature.subleaf)[feature.word] >> feature.bit & 1) {
+      absl::StrAppend(&set, " ", feature.name);
+    }
+  }
   return set;
 #elif defined(__linux__)
   return absl::StrCat("hwcap ", absl::Hex(getauxval(AT_HWCAP)), " ", absl::Hex(getauxval(AT_HWCAP2)));
