@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "helmway/base/leak_sanitizer.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
 #include "helmway/base/thread_sanitizer.h"
@@ -125,6 +126,8 @@ absl::StatusOr<EmbeddedPython*> EmbeddedPython::Get(const std::string& python) {
         absl::StrCat("'", the_one->command_, "' is embedded already, so '", python, "' can't be"));
   }
   HELMWAY_ASSIGN_OR_RETURN(const Api api, LoadLibrary(python));
+  // It is never ended, and most of its objects are known from its own arenas only.
+  base::KeptByLibrary kept;
   // The command's own path lets Python find the environment that the command belongs to. Python keeps the
   // text.
   const wchar_t* program_name = api.decode_locale(python.c_str(), nullptr);
@@ -158,6 +161,7 @@ absl::Status EmbeddedPython::Run(const std::string& script) {
   int result;
   {
     base::ForeignCode foreign;
+    base::KeptByLibrary kept;
     const int state = api_.ensure_gil();
     result = api_.run_simple_string(whole.c_str(), nullptr);
     api_.release_gil(state);
