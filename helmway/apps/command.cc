@@ -4,6 +4,7 @@
 #include "helmway/apps/cache_command.h"
 #include "helmway/apps/local_cluster.h"
 #include "helmway/apps/proxy_server_command.h"
+#include "helmway/apps/server_command.h"
 #include "helmway/apps/up_command.h"
 
 namespace helmway::apps {
@@ -17,6 +18,7 @@ constexpr char kUsage[] =
     "commands:\n"
     "  up            serve the devices of this machine, and run a program on them\n"
     "  proxy_server  serve the devices of this host on a port, as containers do\n"
+    "  server        the resource manager of a cluster, or one of its workers\n"
     "  cache         what lies in the compile cache of a scratch location: ls, stats, purge\n"
     "\n"
     "  helmway COMMAND --help   flags of a command\n"
@@ -49,10 +51,8 @@ int RunHelmway(const std::vector<std::string>& words, const CommandContext& cont
     return RunProxyServer(arguments, context);
   }
   if (command == "server") {
-    context.err
-        << "helmway server: UNIMPLEMENTED: this version has no resource manager and no separate worker; "
-           "'helmway proxy_server' serves the devices of one host\n";
-    return kExitUsage;
+    PrintArguments(words, context.err);
+    return RunServer(arguments, context);
   }
   if (command == "--help" || command == "-h" || command == "help") {
     context.out << kUsage << std::flush;

@@ -12,6 +12,7 @@
 #include "helmway/apps/embedded_server.h"
 #include "helmway/apps/flags.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/manager_server.h"
 #include "helmway/apps/worker_server.h"
 
 namespace helmway::apps {
@@ -27,6 +28,7 @@ struct CommandContext {
   std::ostream& out;
   std::ostream& err;
   std::function<absl::StatusOr<std::unique_ptr<EmbeddedServer>>(const EmbeddedServerOptions&)> start_server;
+  std::function<absl::StatusOr<std::unique_ptr<ManagerServer>>(const ManagerServerOptions&)> start_manager;
   std::function<absl::StatusOr<std::unique_ptr<WorkerServer>>(const WorkerServerOptions&)> start_worker;
   std::function<void(const LogSettings&)> start_logging;
 };

@@ -28,6 +28,7 @@
 #include "helmway/apps/child_process.h"
 #include "helmway/apps/listen_address.h"
 #include "helmway/apps/role_flags.h"
+#include "helmway/apps/server_command.h"
 #include "helmway/apps/signals.h"
 #include "helmway/apps/up_command.h"
 
@@ -47,6 +48,38 @@ class FakeServer : public EmbeddedServer {
 
  private:
   int* shutdowns_;
+};
+
+class FakeManager : public ManagerServer {
+ public:
+  explicit FakeManager(int* shutdowns) : shutdowns_(shutdowns) {}
+  int port() const override { return 4712; }
+  void Shutdown() override { ++*shutdowns_; }
+
+ private:
+  int* shutdowns_;
+};
+
+// What happened to a worker, in order.
+using WorkerEvents = std::vector<std::string>;
+
+class FakeWorker : public WorkerServer {
+ public:
+  FakeWorker(WorkerEvents* events, absl::Status devices) : events_(events), devices_(std::move(devices)) {}
+  int port() const override { return 4713; }
+  absl::StatusOr<cluster::WorkerInfo> Place(const WorkerPlace& place,
+                                            const std::string& peer_address) override {
+    events_->push_back(absl::StrCat("slice ", place.slice, " task ", place.task, " with ", place.devices,
+                                    " device(s) at ", peer_address));
+    return devices_;
+  }
+  void FinishWriting(absl::Duration /*patience*/) override {}
+  void Shutdown() override { events_->push_back("shutdown"); }
+  void EndProcess(int exit_code) override { events_->push_back(absl::StrCat("end with ", exit_code)); }
+
+ private:
+  WorkerEvents* events_;
+  const absl::Status devices_;
 };
 
 class LogLines : public google::LogSink {
@@ -110,6 +143,20 @@ class CommandTest : public ::testing::Test {
            if (!start_status_.ok()) return start_status_;
            return std::make_unique<FakeServer>(&shutdowns_);
          },
+         .start_manager =
+             [this](const ManagerServerOptions& options) -> absl::StatusOr<std::unique_ptr<ManagerServer>> {
+           manager_options_ = options;
+           if (on_start_) on_start_();
+           if (!start_status_.ok()) return start_status_;
+           return std::make_unique<FakeManager>(&shutdowns_);
+         },
+         .start_worker =
+             [this](const WorkerServerOptions& options) -> absl::StatusOr<std::unique_ptr<WorkerServer>> {
+           worker_options_ = options;
+           if (on_start_) on_start_();
+           if (!start_status_.ok()) return start_status_;
+           return std::make_unique<FakeWorker>(&worker_events_, worker_devices_);
+         },
          .start_logging = [this](const LogSettings& settings) { log_settings_ = settings; }});
   }
   int UpShell(const std::string& script) { return Run({"up", "--", "sh", "-c", script}); }
@@ -120,6 +167,10 @@ class CommandTest : public ::testing::Test {
   std::ostringstream out_;
   std::ostringstream err_;
   std::optional<EmbeddedServerOptions> options_;
+  std::optional<ManagerServerOptions> manager_options_;
+  std::optional<WorkerServerOptions> worker_options_;
+  WorkerEvents worker_events_;
+  absl::Status worker_devices_;
   std::optional<LogSettings> log_settings_;
   std::function<void()> on_start_;
   absl::Status start_status_;
@@ -136,8 +187,6 @@ TEST_F(CommandTest, UsageVersionAndUnknownCommands) {
   EXPECT_THAT(out_.str(), ::testing::MatchesRegex("helmway [0-9]+\\.[0-9]+\\.[0-9]+\n"));
   EXPECT_EQ(Run({"proxy_sever"}), kExitUsage);
   EXPECT_THAT(err_.str(), HasSubstr("unknown command 'proxy_sever'; did you mean 'proxy_server'?"));
-  EXPECT_EQ(Run({"server", "--node_type=resource_manager"}), kExitUsage);
-  EXPECT_THAT(err_.str(), HasSubstr("helmway server: UNIMPLEMENTED"));
   EXPECT_FALSE(options_.has_value());
 }
 
@@ -147,6 +196,13 @@ TEST_F(CommandTest, HelpOfCommandsIsMadeFromTheirTables) {
   out_.str("");
   EXPECT_EQ(Run({"proxy_server", "--help"}), kExitOk);
   EXPECT_EQ(out_.str(), HelpText(ProxyFlags()));
+  out_.str("");
+  EXPECT_EQ(Run({"server", "--node_type=resource_manager", "--help"}), kExitOk);
+  EXPECT_EQ(out_.str(), HelpText(ResourceManagerFlags()));
+  out_.str("");
+  // Without a role, both: nobody knows which is meant.
+  EXPECT_EQ(Run({"server", "--help"}), kExitOk);
+  EXPECT_EQ(out_.str(), HelpText(WorkerFlags()) + HelpText(ResourceManagerFlags()));
 }
 
 TEST_F(CommandTest, UpEndsAsItsCommandEnds) {
@@ -307,8 +363,7 @@ TEST_F(CommandTest, TheScratchLocationIsThatOfTheServer) {
 }
 
 TEST_F(CommandTest, ProxyServerRefusesWhatIsNotThere) {
-  for (const std::string flag : {"--resource_manager_address=head:29001", "--num_elastic_slices=1",
-                                 "--virtual_slices=cpu:2x4", "--sidecar_name=external",
+  for (const std::string flag : {"--num_elastic_slices=1", "--sidecar_name=external",
                                  "--temporary_flags_for_debugging=temporary_flag_for_debugging_experimental_"
                                  "num_ok_missing_slices=1"}) {
     err_.str("");
@@ -316,7 +371,36 @@ TEST_F(CommandTest, ProxyServerRefusesWhatIsNotThere) {
     EXPECT_THAT(err_.str(), HasSubstr("UNIMPLEMENTED"));
   }
   EXPECT_EQ(Run({"proxy_server", "--gcs_scratch_location=s3://b"}), kExitUsage);
+  for (const std::string flag : {"--virtual_slices=cpu:2x4", "--worker_timeout=5"}) {
+    err_.str("");
+    EXPECT_EQ(Run({"proxy_server", flag}), kExitUsage) << flag;
+    EXPECT_THAT(err_.str(), HasSubstr("needs --resource_manager_address"));
+  }
+  EXPECT_EQ(Run({"proxy_server", "--resource_manager_address=head:29001", "--devices=2"}), kExitUsage);
   EXPECT_FALSE(options_.has_value());
+}
+
+TEST_F(CommandTest, ProxyServerOfAClusterNeedsNoPlugin) {
+  environment_.erase("HELMWAY_PJRT_PLUGIN");
+  environment_["POD_NAME"] = "head-0";
+  on_start_ = [] { kill(getpid(), SIGTERM); };
+  const auto run = [this](std::vector<std::string> more) {
+    more.insert(more.begin(), {"proxy_server", "--server_port=0", "--resource_manager_address=head:29001"});
+    EXPECT_EQ(Run(more), kExitOk) << err_.str();
+    return *options_;
+  };
+  EmbeddedServerOptions options = run({"--num_elastic_slices=0"});
+  EXPECT_EQ(options.resource_manager_address, "head:29001");
+  EXPECT_EQ(options.name, "head-0");
+  EXPECT_TRUE(options.lease.all);
+  EXPECT_EQ(options.worker_timeout, absl::Seconds(60));
+  options = run({"--virtual_slices=tpuv6lite:2x2,cpu:2x4"});
+  EXPECT_FALSE(options.lease.all);
+  EXPECT_THAT(options.lease.instance_types, ElementsAre("tpuv6e:2x2", "cpu:2x4"));
+  const std::string debugging =
+      "--temporary_flags_for_debugging=temporary_flag_for_debugging_pipe_unreachable_timeout=30m";
+  EXPECT_EQ(run({debugging}).worker_timeout, absl::Minutes(30));
+  EXPECT_EQ(run({debugging, "--worker_timeout=7"}).worker_timeout, absl::Seconds(7));
 }
 
 TEST_F(CommandTest, ProxyServerNamesABusyPort) {
@@ -325,6 +409,133 @@ TEST_F(CommandTest, ProxyServerNamesABusyPort) {
   EXPECT_THAT(err_.str(), HasSubstr(absl::StrCat("port ", busy.port(), " is already in use (")));
   EXPECT_THAT(err_.str(), HasSubstr("--server_port"));
   EXPECT_FALSE(options_.has_value());
+}
+
+// ---- server -------------------------------------------------------------------------------------------
+
+TEST_F(CommandTest, TheResourceManagerServesUntilASignal) {
+  environment_["HOST_ADDRESS"] = "head";
+  for (const int signal : {SIGTERM, SIGINT}) {
+    LogLines log;
+    on_start_ = [signal] { kill(getpid(), signal); };
+    EXPECT_EQ(Run({"server", "--server_port=0", "--node_type=resource_manager", "--instance_count=2",
+                   "--instance_type=tpuv6lite:2x4", "--xla_a=1", ""}),
+              128 + signal);
+    EXPECT_THAT(log.lines, Contains("Pathways Server serving on [::]:4712"));
+  }
+  EXPECT_EQ(shutdowns_, 2);
+  EXPECT_THAT(err_.str(), HasSubstr("argv[0]: 'helmway'\nargv[1]: 'server'\n"));
+  EXPECT_THAT(manager_options_->listen_address, ::testing::AnyOf("[::]:0", "0.0.0.0:0"));
+  const manager::ManagerSettings& settings = manager_options_->settings;
+  ASSERT_EQ(settings.slices.size(), 2u);
+  EXPECT_EQ(settings.slices[1].instance_type, "tpuv6e:2x4");
+  EXPECT_EQ(settings.slices[1].platform, "tpu");
+  EXPECT_EQ(settings.slices[1].hosts, 2);
+  EXPECT_EQ(settings.slices[1].devices_per_host, 4);
+  EXPECT_EQ(settings.advertised_host, "head");
+  EXPECT_EQ(settings.health.period, manager::HealthSettings().period);
+  EXPECT_FALSE(worker_options_.has_value());
+}
+
+TEST_F(CommandTest, TheRoleIsFoundInADirtyCommandLine) {
+  on_start_ = [] { kill(getpid(), SIGTERM); };
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--instance_type", "cpu:2", "--instance_count", "3", "--node_type", "resource_manager"},
+           {"--node_type='resource_manager' --instance_type=cpu:2 --instance_count=3"},
+           {"--node_type=worker", "--instance_type=cpu:2", "--node_type=resource_manager",
+            "--instance_count=3"}}) {
+    std::vector<std::string> line = {"server", "--server_port=0"};
+    line.insert(line.end(), words.begin(), words.end());
+    manager_options_.reset();
+    EXPECT_EQ(Run(line), 128 + SIGTERM);
+    ASSERT_TRUE(manager_options_.has_value());
+    EXPECT_EQ(manager_options_->settings.slices.size(), 3u);
+  }
+  EXPECT_EQ(Run({"server", "--node_type=proxy"}), kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("known are resource_manager and worker"));
+}
+
+TEST_F(CommandTest, TheHealthOfWorkersIsWatchedAsTheFlagsSay) {
+  on_start_ = [] { kill(getpid(), SIGTERM); };
+  const auto health = [this](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"server", "--node_type=resource_manager", "--server_port=0", "--instance_type=cpu:1"});
+    EXPECT_EQ(Run(more), 128 + SIGTERM);
+    return manager_options_->settings.health;
+  };
+  const manager::HealthSettings given =
+      health({"--health_check_initial_delay=7s", "--health_check_period=2s", "--health_check_timeout=500ms",
+              "--health_check_failure_threshold=9"});
+  EXPECT_EQ(given.initial_delay, absl::Seconds(7));
+  EXPECT_EQ(given.period, absl::Seconds(2));
+  EXPECT_EQ(given.timeout, absl::Milliseconds(500));
+  EXPECT_EQ(given.failure_threshold, 9);
+  // What the debugging flag allows a peer to be unreachable: 30 minutes of questions, one every 5 seconds.
+  const std::string debugging =
+      "--temporary_flags_for_debugging=temporary_flag_for_debugging_pipe_unreachable_timeout=30m";
+  EXPECT_EQ(health({debugging}).failure_threshold, 360);
+  EXPECT_EQ(health({debugging, "--health_check_failure_threshold=3"}).failure_threshold, 3);
+  EXPECT_EQ(
+      Run({"server", "--node_type=resource_manager", "--instance_type=cpu:1", "--health_check_period=0s"}),
+      kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("--health_check_period=0: must be above zero"));
+}
+
+TEST_F(CommandTest, TheResourceManagerRefusesWhatCannotBe) {
+  const auto refused = [this](const std::vector<std::string>& more, const std::string& text) {
+    std::vector<std::string> words = {"server", "--node_type=resource_manager"};
+    words.insert(words.end(), more.begin(), more.end());
+    err_.str("");
+    EXPECT_EQ(Run(words), kExitUsage);
+    EXPECT_THAT(err_.str(), HasSubstr(text));
+  };
+  refused({}, "--instance_type is missing");
+  refused({"--instance_type=cpu:2x4096"}, "at most 2048");
+  refused({"--instance_type=cpu:60000x1", "--instance_count=2"}, "at most 65536");
+  refused({"--instance_type=cpu:1", "--instance_cuont=2"}, "did you mean --instance_count?");
+  EXPECT_FALSE(manager_options_.has_value());
+  BusyPort busy;
+  EXPECT_EQ(Run({"server", "--node_type=resource_manager", "--instance_type=cpu:1",
+                 absl::StrCat("--server_port=", busy.port())}),
+            kExitFailure);
+  EXPECT_THAT(err_.str(), HasSubstr(absl::StrCat("port ", busy.port(), " is already in use")));
+}
+
+TEST_F(CommandTest, AWorkerListensWhileItsManagerIsNotThere) {
+  LogLines log;
+  on_start_ = [] { kill(getpid(), SIGTERM); };
+  EXPECT_EQ(Run({"server", "--server_port=0", "--resource_manager_address=helmway.invalid:29001"}),
+            128 + SIGTERM);
+  EXPECT_THAT(log.lines, Contains("Pathways Server serving on [::]:4713"));
+  EXPECT_EQ(worker_options_->plugin_path, plugin_);
+  EXPECT_NE(worker_options_->incarnation, 0u);
+  EXPECT_THAT(worker_events_, ElementsAre("end with 143"));
+  EXPECT_FALSE(manager_options_.has_value());
+}
+
+TEST_F(CommandTest, AWorkerWithoutDevicesFails) {
+  auto manager = ManagerServer::Start(
+      {.listen_address = "127.0.0.1:0",
+       .settings = {.slices = {{.instance_type = "cpu:1x2", .platform = "cpu", .devices_per_host = 2}}}});
+  ASSERT_TRUE(manager.ok()) << manager.status();
+  worker_devices_ = absl::InternalError("the plugin has no devices");
+  EXPECT_EQ(Run({"server", "--server_port=0",
+                 absl::StrCat("--resource_manager_address=127.0.0.1:", (*manager)->port())}),
+            kExitFailure);
+  EXPECT_THAT(worker_events_, ElementsAre("slice 0 task 0 with 2 device(s) at 127.0.0.1:4713"));
+  EXPECT_THAT(err_.str(), HasSubstr("helmway server: the plugin has no devices"));
+}
+
+TEST_F(CommandTest, AWorkerRefusesWhatCannotBe) {
+  EXPECT_EQ(Run({"server"}), kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("--resource_manager_address is missing"));
+  environment_["MEGASCALE_SLICE_ID"] = "first";
+  EXPECT_EQ(Run({"server", "--resource_manager_address=head:29001"}), kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("MEGASCALE_SLICE_ID=first"));
+  environment_.erase("MEGASCALE_SLICE_ID");
+  EXPECT_EQ(Run({"server", "--resource_manager_address=head:29001", "--pjrt_plugin=/none.so"}), kExitFailure);
+  EXPECT_THAT(err_.str(), HasSubstr("/none.so"));
+  EXPECT_FALSE(worker_options_.has_value());
 }
 
 TEST(ListenAddressTest, ChoosesByScope) {

@@ -14,6 +14,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/apps/cluster_front.h"
 #include "helmway/apps/command.h"
 #include "helmway/apps/compile_cache.h"
 #include "helmway/apps/host_cache.h"
@@ -97,20 +98,31 @@ class EmbeddedServerImpl final : public EmbeddedServer {
                                OpenCompileCacheStore(options.scratch_location, options.environment));
       server->keeper_ = std::make_unique<cache::Keeper>(std::move(store), options.compile_cache_days);
     }
-    if (options.workers.empty()) {
-      HELMWAY_RETURN_IF_ERROR(server->MakeWorker(options, host_memory));
-    } else {
-      HELMWAY_RETURN_IF_ERROR(server->ConnectToWorkers(options, host_memory));
-    }
     proxy::ProxyOptions proxy_options;
     proxy_options.allow_remote_clients = options.allow_remote_clients;
     proxy_options.large_transfer_directory = options.large_transfer_directory;
     proxy_options.host_memory = host_memory;
     proxy_options.scratch_location = options.scratch_location;
-    proxy_options.xla_options = CheckXlaFlags(*server->worker_, options.xla_flags);
-    server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
-    server->service_ = net::MakeIfrtService(server->proxy_.get());
-    server->callback_service_ = net::MakeCallbackService(server->proxy_.get(), *server->service_);
+    if (!options.resource_manager_address.empty()) {
+      server->front_ = ClusterFront::Start({.manager_address = options.resource_manager_address,
+                                            .name = options.name,
+                                            .lease = options.lease,
+                                            .worker_timeout = options.worker_timeout,
+                                            .proxy = std::move(proxy_options),
+                                            .xla_options = [flags = options.xla_flags](auto& workers) {
+                                              return CheckXlaFlags(workers, flags);
+                                            }});
+      server->Serve(server->front_.get());
+    } else {
+      if (options.workers.empty()) {
+        HELMWAY_RETURN_IF_ERROR(server->MakeWorker(options, host_memory));
+      } else {
+        HELMWAY_RETURN_IF_ERROR(server->ConnectToWorkers(options, host_memory));
+      }
+      proxy_options.xla_options = CheckXlaFlags(*server->worker_, options.xla_flags);
+      server->proxy_ = std::make_unique<proxy::Proxy>(server->worker_.get(), std::move(proxy_options));
+      server->Serve(server->proxy_.get());
+    }
     HELMWAY_ASSIGN_OR_RETURN(
         server->grpc_, net::GrpcServer::Start(options.listen_address,
                                               {server->service_.get(), server->callback_service_.get()}));
@@ -124,6 +136,12 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   }
 
  private:
+  template <typename Manager>  // of sessions and of streams of callbacks
+  void Serve(Manager* manager) {
+    service_ = net::MakeIfrtService(manager);
+    callback_service_ = net::MakeCallbackService(manager, *service_);
+  }
+
   absl::Status MakeWorker(const EmbeddedServerOptions& options,
                           const std::shared_ptr<base::HostMemoryPool>& host_memory) {
     worker::WorkerOptions worker_options;
@@ -160,6 +178,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   net::MessageStreamClient streams_;
   std::unique_ptr<cluster::WorkerLink> worker_;
   std::unique_ptr<proxy::Proxy> proxy_;
+  std::unique_ptr<ClusterFront> front_;  // instead of the two
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Service> callback_service_;
   std::unique_ptr<net::GrpcServer> grpc_;

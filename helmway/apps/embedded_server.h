@@ -1,5 +1,5 @@
 // The IFRT proxy service in front of workers: one in this process, with no network between them, or several
-// in processes of their own.
+// in processes of their own, or those of a cluster that a resource manager knows.
 #ifndef HELMWAY_APPS_EMBEDDED_SERVER_H_
 #define HELMWAY_APPS_EMBEDDED_SERVER_H_
 
@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "helmway/cluster/membership_client.h"
 
 namespace helmway::apps {
 
@@ -24,7 +25,11 @@ struct RemoteWorkerAddress {
 struct EmbeddedServerOptions {
   std::string listen_address;                // "127.0.0.1:0", "[::]:29000"
   std::vector<RemoteWorkerAddress> workers;  // empty: the worker is in this process
-  // Of those: one without a sign of life for so long is lost.
+  // host:port of the resource manager whose cluster is served; empty: none. `workers` is empty then.
+  std::string resource_manager_address;
+  cluster::LeaseRequest lease;  // of that cluster's slices
+  std::string name;             // of this process, for the manager's messages
+  // Of other processes: one without a sign of life for so long is lost.
   absl::Duration worker_timeout = absl::InfiniteDuration();
   // The next three are of the worker in this process:
   int devices = 1;                     // virtual CPU devices
@@ -38,6 +43,8 @@ struct EmbeddedServerOptions {
   std::string large_transfer_directory;            // shared-directory transfers; empty = refused
 };
 
+// Does not wait for a cluster: it serves, and refuses sessions with UNAVAILABLE as long as its workers are
+// not there.
 class EmbeddedServer {
  public:
   static absl::StatusOr<std::unique_ptr<EmbeddedServer>> Start(const EmbeddedServerOptions& options);

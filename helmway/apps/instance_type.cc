@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
@@ -146,6 +147,37 @@ absl::StatusOr<InstanceType> ParseInstanceType(absl::string_view text) {
   constexpr int kChipsPerHost = 4;
   result.hosts = static_cast<int>(product / kChipsPerHost);
   result.devices_per_host = kChipsPerHost * accelerator->devices_per_chip;
+  return result;
+}
+
+std::string CanonicalText(const InstanceType& instance) {
+  if (instance.type == "cpu" || instance.type == "gpu") {
+    return absl::StrCat(instance.type, ":", instance.hosts, "x", instance.devices_per_host);
+  }
+  return absl::StrCat(instance.type, instance.single_host ? "1t" : "", ":",
+                      absl::StrJoin(instance.topology, "x"), instance.untwisted ? "_untwisted" : "");
+}
+
+std::string PlatformOf(const InstanceType& instance) {
+  return absl::StartsWith(instance.type, "tpu") ? "tpu" : instance.type;
+}
+
+std::optional<ChipPosition> PositionOf(const InstanceType& instance, int host, int device) {
+  if (PlatformOf(instance) != "tpu") return std::nullopt;
+  const Accelerator* accelerator = FindAccelerator(instance.type);
+  std::vector<int> chips = instance.topology;  // of the slice
+  chips.resize(3, 1);
+  // Of a host: a 2x2 square, unless the whole slice is on it.
+  std::vector<int> tile = instance.hosts == 1 ? chips : std::vector<int>{2, 2, 1};
+  const auto position = [](int index, const std::vector<int>& grid) {
+    return std::vector<int>{index % grid[0], index / grid[0] % grid[1], index / grid[0] / grid[1]};
+  };
+  const std::vector<int> hosts = {chips[0] / tile[0], chips[1] / tile[1], chips[2] / tile[2]};
+  const std::vector<int> corner = position(host, hosts);
+  const std::vector<int> inside = position(device / accelerator->devices_per_chip, tile);
+  ChipPosition result;
+  for (size_t i = 0; i < 3; ++i) result.coords.push_back(int64_t{corner[i]} * tile[i] + inside[i]);
+  result.core_on_chip = device % accelerator->devices_per_chip;
   return result;
 }
 

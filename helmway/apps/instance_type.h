@@ -18,6 +18,8 @@
 #ifndef HELMWAY_APPS_INSTANCE_TYPE_H_
 #define HELMWAY_APPS_INSTANCE_TYPE_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +36,20 @@ struct InstanceType {
   int hosts = 0;              // at least 1
   int devices_per_host = 0;   // JAX devices, at least 1
 };
+
+// The one way of writing it: first spelling, hosts and devices both given. Equal shapes have equal texts.
+std::string CanonicalText(const InstanceType& instance);
+
+// What a PJRT plugin for it calls its platform: "cpu", "gpu", "tpu".
+std::string PlatformOf(const InstanceType& instance);
+
+// The chips of a TPU slice are a grid. Position of the JAX device `device` (0 on) of host `host`: its chip as
+// x, y, z, and its number on that chip. Hosts are rectangles of chips, x fastest. Empty for CPU and GPU.
+struct ChipPosition {
+  std::vector<int64_t> coords;
+  int64_t core_on_chip = 0;
+};
+std::optional<ChipPosition> PositionOf(const InstanceType& instance, int host, int device);
 
 // INVALID_ARGUMENT with the reason for anything outside the grammar and the rules above.
 absl::StatusOr<InstanceType> ParseInstanceType(absl::string_view text);

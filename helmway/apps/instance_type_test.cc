@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace helmway::apps {
 namespace {
@@ -125,6 +128,49 @@ TEST(InstanceTypeTest, ReadsLists) {
   EXPECT_FALSE(ParseInstanceTypes("").ok());
   EXPECT_FALSE(ParseInstanceTypes("cpu:2,").ok());
   EXPECT_FALSE(ParseInstanceTypes("cpu:2,,cpu:2").ok());
+}
+
+TEST(InstanceTypeTest, EqualShapesHaveEqualTexts) {
+  const std::vector<std::pair<std::string, std::string>> texts = {
+      {"cpu:4", "cpu:1x4"},
+      {"cpu:2x4", "cpu:2x4"},
+      {"gpu:8", "gpu:1x8"},
+      {"tpuv5lite:4x4", "tpuv5e:4x4"},
+      {"tpuv6e1t:2x4", "tpuv6e1t:2x4"},
+      {"tpuv5:4x4x8_untwisted", "tpuv5:4x4x8_untwisted"},
+      {"tpu7:2x2x1", "tpu7x:2x2x1"}};
+  for (const auto& [text, canonical] : texts) {
+    EXPECT_EQ(CanonicalText(*ParseInstanceType(text)), canonical);
+    EXPECT_EQ(CanonicalText(*ParseInstanceType(canonical)), canonical);
+  }
+  EXPECT_EQ(PlatformOf(*ParseInstanceType("tpuv5e:4x4")), "tpu");
+  EXPECT_EQ(PlatformOf(*ParseInstanceType("cpu:4")), "cpu");
+}
+
+TEST(InstanceTypeTest, EveryDeviceOfATpuSliceHasAPlaceOfItsOwn) {
+  EXPECT_FALSE(PositionOf(*ParseInstanceType("cpu:2x4"), 0, 0).has_value());
+  for (const char* text : {"tpuv6e:1x1", "tpuv5e:2x2", "tpuv5e:4x8", "tpuv6e1t:2x4", "tpuv5:2x2x1",
+                           "tpuv4:2x4x4", "tpu7x:2x2x2", "tpu7x:1x1x1"}) {
+    const InstanceType instance = *ParseInstanceType(text);
+    std::vector<int> chips = instance.topology;
+    chips.resize(3, 1);
+    std::set<std::vector<int64_t>> seen;
+    for (int host = 0; host < instance.hosts; ++host) {
+      for (int device = 0; device < instance.devices_per_host; ++device) {
+        const auto position = PositionOf(instance, host, device);
+        ASSERT_TRUE(position.has_value());
+        for (size_t i = 0; i < 3; ++i) {
+          EXPECT_GE(position->coords[i], 0);
+          EXPECT_LT(position->coords[i], chips[i]) << text;
+        }
+        std::vector<int64_t> place = position->coords;
+        place.push_back(position->core_on_chip);
+        EXPECT_TRUE(seen.insert(place).second) << text;
+      }
+    }
+  }
+  EXPECT_THAT(PositionOf(*ParseInstanceType("tpuv5e:4x8"), 1, 3)->coords, ElementsAre(3, 1, 0));
+  EXPECT_EQ(PositionOf(*ParseInstanceType("tpu7x:2x2x1"), 0, 3)->core_on_chip, 1);
 }
 
 }  // namespace

@@ -209,12 +209,12 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
                                       .software = Software(),
                                       .timeouts = TimeoutsFrom(flags)});
   if (!server.ok()) return fail(server.status());
-  const absl::Status placed = (*server)->Place({.number = number,
-                                                .slice = static_cast<int>(flags.Int("slice")),
-                                                .task = static_cast<int>(flags.Int("task")),
-                                                .devices = static_cast<int>(flags.Int("devices"))},
-                                               absl::StrCat("127.0.0.1:", (*server)->port()));
-  if (!placed.ok()) return fail(placed);
+  const auto placed = (*server)->Place({.number = number,
+                                        .slice = static_cast<int>(flags.Int("slice")),
+                                        .task = static_cast<int>(flags.Int("task")),
+                                        .devices = static_cast<int>(flags.Int("devices"))},
+                                       absl::StrCat("127.0.0.1:", (*server)->port()));
+  if (!placed.ok()) return fail(placed.status());
   const std::string report = Report((*server)->port(), incarnation);
   const int report_fd = static_cast<int>(flags.Int("report_fd"));
   if (write(report_fd, report.data(), report.size()) != static_cast<ssize_t>(report.size())) {
@@ -225,8 +225,8 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
   const int signal = signals.Wait().si_signo;
   LOG(INFO) << "worker " << number << " ends on SIGTERM";
   (*server)->FinishWriting(kPatienceAtTheEnd);
-  // What else it has is gone with it; no plugin and no peer can keep it.
-  _exit(128 + signal);
+  (*server)->EndProcess(128 + signal);
+  return 128 + signal;
 }
 
 }  // namespace helmway::apps

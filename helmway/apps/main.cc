@@ -13,6 +13,7 @@
 #include "helmway/apps/command.h"
 #include "helmway/apps/embedded_server.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/manager_server.h"
 #include "helmway/apps/worker_server.h"
 
 int main(int argc, char** argv) {
@@ -45,6 +46,7 @@ int main(int argc, char** argv) {
                                     .out = std::cout,
                                     .err = std::cerr,
                                     .start_server = helmway::apps::EmbeddedServer::Start,
+                                    .start_manager = helmway::apps::ManagerServer::Start,
                                     .start_worker = helmway::apps::WorkerServer::Start,
                                     .start_logging = [](const helmway::apps::LogSettings& settings) {
                                       helmway::apps::StartLogging("helmway", settings);

@@ -14,6 +14,7 @@
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
+#include "helmway/apps/worker_identity.h"
 #include "helmway/apps/xla_flags.h"
 
 namespace helmway::apps {
@@ -24,18 +25,25 @@ void CheckSupported(const ProxyOptions& options, ParsedFlags& flags) {
   const auto refuse = [&flags](const std::string& name, const std::string& why) {
     flags.Error(name, absl::StrCat("--", name, ": UNIMPLEMENTED: ", why));
   };
-  if (flags.Has("resource_manager_address")) {
-    refuse("resource_manager_address",
-           "this version can't join a cluster; without the flag it serves the devices of this host");
+  const bool cluster = !options.resource_manager_address.empty();
+  if (!cluster && flags.Has("virtual_slices")) {
+    flags.Error("virtual_slices", "--virtual_slices needs --resource_manager_address");
   }
-  if (flags.Has("virtual_slices")) refuse("virtual_slices", "this version can't lease slices");
-  if (flags.Has("num_elastic_slices")) refuse("num_elastic_slices", "this version has no elastic slices");
+  if (cluster && flags.Has("devices")) {
+    flags.Error("devices", "--devices: with --resource_manager_address the workers have the devices");
+  }
+  if (!cluster && flags.Has(kWorkerTimeout)) {
+    flags.Error(kWorkerTimeout, absl::StrCat("--", kWorkerTimeout, " needs --resource_manager_address"));
+  }
+  if (flags.Has("num_elastic_slices") && options.elastic_slices > 0) {
+    refuse("num_elastic_slices", "this version has no elastic slices");
+  }
   if (flags.Has("sidecar_name")) refuse("sidecar_name", "this version has no colocated Python");
-  if (options.debugging.missing_slices >= 0) {
+  if (options.debugging.missing_slices > 0) {
     refuse("temporary_flag_for_debugging_experimental_num_ok_missing_slices",
            "this version has no elastic slices");
   }
-  if (options.debugging.peer_unreachable_timeout > absl::ZeroDuration()) {
+  if (!cluster && options.debugging.peer_unreachable_timeout > absl::ZeroDuration()) {
     flags.Warn("temporary_flag_for_debugging_pipe_unreachable_timeout",
                "temporary_flag_for_debugging_pipe_unreachable_timeout: no effect, this server has no peers");
   }
@@ -64,30 +72,47 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
     return kExitFailure;
   };
 
-  auto plugin = FindPlugin({options.plugin_path, context.executable_path, context.environment});
-  if (!plugin.ok()) return fail(plugin.status());
-  auto python = FindPython({options.python, *plugin, context.executable_path, context.environment});
-  if (!python.ok()) return fail(python.status());
+  EmbeddedServerOptions server_options;
+  const bool cluster = !options.resource_manager_address.empty();
+  if (cluster) {
+    server_options.resource_manager_address = options.resource_manager_address;
+    server_options.lease.all = options.virtual_slices.empty();
+    for (const InstanceType& slice : options.virtual_slices) {
+      server_options.lease.instance_types.push_back(CanonicalText(slice));
+    }
+    server_options.name = ProcessName(context.environment);
+    server_options.worker_timeout = WorkerTimeoutFrom(flags, options.debugging);
+  } else {
+    auto plugin = FindPlugin({options.plugin_path, context.executable_path, context.environment});
+    if (!plugin.ok()) return fail(plugin.status());
+    auto python = FindPython({options.python, *plugin, context.executable_path, context.environment});
+    if (!python.ok()) return fail(python.status());
+    server_options.devices = options.devices;
+    server_options.plugin_path = *plugin;
+    server_options.python = *python;
+  }
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
   if (!address.ok()) return fail(address.status());
 
   std::vector<std::string> xla_flags = AllXlaFlags(context.environment, flags.xla_flags, context.err);
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/0));
   BlockedSignals signals({SIGINT, SIGTERM});
-  auto server =
-      context.start_server({.listen_address = *address,
-                            .devices = options.devices,
-                            .plugin_path = *plugin,
-                            .python = *python,
-                            .allow_remote_clients = options.allow_remote_clients,
-                            .xla_flags = std::move(xla_flags),
-                            .scratch_location = options.scratch_location,
-                            .compile_cache_days = options.compile_cache_days,
-                            .environment = context.environment,
-                            .large_transfer_directory = LargeTransferDirectory(context.environment)});
+  server_options.listen_address = *address;
+  server_options.allow_remote_clients = options.allow_remote_clients;
+  server_options.xla_flags = std::move(xla_flags);
+  server_options.scratch_location = options.scratch_location;
+  server_options.compile_cache_days = options.compile_cache_days;
+  server_options.environment = context.environment;
+  server_options.large_transfer_directory = LargeTransferDirectory(context.environment);
+  auto server = context.start_server(server_options);
   if (!server.ok()) return fail(server.status());
-  LOG(INFO) << "serving " << options.devices << " device(s) of " << *plugin << " on port "
-            << (*server)->port();
+  if (cluster) {
+    LOG(INFO) << "serving the cluster at " << options.resource_manager_address << " on port "
+              << (*server)->port();
+  } else {
+    LOG(INFO) << "serving " << options.devices << " device(s) of " << server_options.plugin_path
+              << " on port " << (*server)->port();
+  }
   LOG_IF(WARNING, options.allow_remote_clients)
       << "--allow_remote_clients: clients of any host are admitted, and the link is not encrypted";
   LogForTools("IFRT proxy server started with status OK");

@@ -30,6 +30,14 @@ FlagSpec ResourceManagerAddress() {
           .help = "Where the resource manager of the cluster listens, as host:port."};
 }
 
+FlagSpec PluginFlag() {
+  return {
+      .name = "pjrt_plugin",
+      .help =
+          "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin of the "
+          "Python environment."};
+}
+
 FlagSpec Silent(absl::string_view name, absl::string_view help, FlagType type = FlagType::kString) {
   return {.name = std::string(name), .type = type, .help = std::string(help)};
 }
@@ -119,6 +127,15 @@ DebuggingOptions ReadDebuggingFlags(ParsedFlags& flags) {
   return options;
 }
 
+// Zero if it is not given; must be above zero if it is.
+absl::Duration ReadDuration(ParsedFlags& flags, const std::string& name) {
+  const absl::Duration duration = flags.Duration(name);
+  if (flags.Has(name) && duration == absl::ZeroDuration()) {
+    flags.Error(name, absl::StrCat("--", name, "=0: must be above zero"));
+  }
+  return duration;
+}
+
 void CheckNodeType(ParsedFlags& flags, absl::string_view expected) {
   const std::string type = flags.String("node_type");
   if (!type.empty() && type != expected) {
@@ -135,15 +152,18 @@ FlagSpec NodeType(absl::string_view default_type) {
 
 }  // namespace
 
+FlagSpec WorkerTimeoutFlag() {
+  return {.name = kWorkerTimeout,
+          .type = FlagType::kInt,
+          .default_value = "60",
+          .help = "A worker that gives no sign of life for so many seconds is lost, whatever it computes.",
+          .min = 1,
+          .max = 1 << 20};
+}
+
 std::vector<FlagSpec> TimeoutFlags() {
   return {
-      {.name = kWorkerTimeout,
-       .type = FlagType::kInt,
-       .default_value = "60",
-       .help =
-           "A worker process that gives no sign of life for so many seconds is lost, whatever it computes.",
-       .min = 1,
-       .max = 1 << 20},
+      WorkerTimeoutFlag(),
       {.name = kCollectiveTimeout,
        .type = FlagType::kInt,
        .default_value = "3600",
@@ -152,9 +172,16 @@ std::vector<FlagSpec> TimeoutFlags() {
        .max = 1 << 30}};
 }
 
-WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags) {
+absl::Duration WorkerTimeoutFrom(const ParsedFlags& flags, const DebuggingOptions& debugging) {
+  if (debugging.peer_unreachable_timeout > absl::ZeroDuration() && !flags.Has(kWorkerTimeout)) {
+    return debugging.peer_unreachable_timeout;
+  }
+  return absl::Seconds(flags.Int(kWorkerTimeout));
+}
+
+WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags, const DebuggingOptions& debugging) {
   WorkerTimeouts timeouts;
-  timeouts.peer = absl::Seconds(flags.Int(kWorkerTimeout));
+  timeouts.peer = WorkerTimeoutFrom(flags, debugging);
   if (flags.Int(kCollectiveTimeout) > 0) timeouts.collective = absl::Seconds(flags.Int(kCollectiveTimeout));
   return timeouts;
 }
@@ -236,20 +263,39 @@ const FlagTable& ResourceManagerFlags() {
   static const auto* table = new FlagTable{
       .command = "helmway server",
       .usage = "helmway server --node_type=resource_manager --instance_type=TYPE:TOPOLOGY [flags]",
-      .purpose = "Runs the resource manager of a cluster.",
-      .flags =
-          Join({Port("29001"),
-                NodeType("resource_manager"),
-                {.name = "instance_count",
-                 .type = FlagType::kInt,
-                 .default_value = "1",
-                 .help = "Number of slices.",
-                 .min = 1,
-                 .max = kMaxSlices},
-                {.name = "instance_type",
-                 .help = "Shape of a slice, such as tpuv5e:4x4 or cpu:2x4; or one shape per slice, joined by "
-                         "commas."}},
-               CommonFlags()),
+      .purpose =
+          "Runs the resource manager of a cluster: workers register with it, proxies lease slices.\n"
+          "Environment: HOST_ADDRESS is the name of this host for others, where workers are on it too.",
+      .flags = Join(
+          {Port("29001"),
+           NodeType("resource_manager"),
+           {.name = "instance_count",
+            .type = FlagType::kInt,
+            .default_value = "1",
+            .help = "Number of slices.",
+            .min = 1,
+            .max = kMaxSlices},
+           {.name = "instance_type",
+            .help = "Shape of a slice, such as tpuv5e:4x4 or cpu:2x4; or one shape per slice, joined by "
+                    "commas."},
+           {.name = "health_check_initial_delay",
+            .type = FlagType::kDuration,
+            .help =
+                "From the registration of a worker to the first question whether it is well. Default: 0s."},
+           {.name = "health_check_period",
+            .type = FlagType::kDuration,
+            .help = "From one question to the next. Default: 3s."},
+           {.name = "health_check_timeout",
+            .type = FlagType::kDuration,
+            .help = "How long the answer may take. Default: 5s."},
+           {.name = "health_check_failure_threshold",
+            .type = FlagType::kInt,
+            .help =
+                "So many questions in a row without an answer, and the worker is lost. Default: 4, or what "
+                "makes up temporary_flag_for_debugging_pipe_unreachable_timeout.",
+            .min = 1,
+            .max = 1000000}},
+          CommonFlags()),
       .foreign = ForeignPrefixes(
           {.prefix = "xla_", .no_effect = "XLA options mean nothing to the resource manager"}),
       .retired = RetiredFlags()};
@@ -263,6 +309,10 @@ ResourceManagerOptions ReadResourceManagerFlags(ParsedFlags& flags) {
   options.slices = flags.Int("instance_count");
   options.scratch_location = ReadScratchLocation(flags, /*has_older_name=*/false);
   options.debugging = ReadDebuggingFlags(flags);
+  options.health_initial_delay = flags.Duration("health_check_initial_delay");
+  options.health_period = ReadDuration(flags, "health_check_period");
+  options.health_timeout = ReadDuration(flags, "health_check_timeout");
+  options.health_failure_threshold = static_cast<int>(flags.Int("health_check_failure_threshold"));
   const std::string type = flags.String("instance_type");
   if (type.empty()) {
     flags.Error("instance_type",
@@ -291,21 +341,17 @@ const FlagTable& ProxyFlags() {
       .command = "helmway proxy_server",
       .usage = "helmway proxy_server [flags]",
       .purpose =
-          "Serves the devices of this host to JAX programs (JAX_PLATFORMS=proxy, "
-          "JAX_BACKEND_TARGET=grpc://HOST:PORT)\n"
-          "until SIGINT or SIGTERM.",
+          "Serves the devices of this host, or with --resource_manager_address those of a cluster, to JAX\n"
+          "programs (JAX_PLATFORMS=proxy, JAX_BACKEND_TARGET=grpc://HOST:PORT) until SIGINT or SIGTERM.",
       .flags = Join(
           {Port("29000"),
            {.name = "devices",
             .type = FlagType::kInt,
             .default_value = "1",
-            .help = "Number of virtual CPU devices.",
+            .help = "Number of virtual CPU devices of this host.",
             .min = 1,
             .max = kMaxDevices},
-           {.name = "pjrt_plugin",
-            .help = "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU "
-                    "plugin of the "
-                    "Python environment."},
+           PluginFlag(),
            PythonFlag(),
            CompileCacheDaysFlag(),
            {.name = "allow_remote_clients",
@@ -323,7 +369,7 @@ const FlagTable& ProxyFlags() {
                   "Port of the sidecar on each worker; used with --sidecar_name.", FlagType::kInt),
            Silent("cloud_pathways_external_sidecar_connect_timeout",
                   "How long to wait for a sidecar; used with --sidecar_name.", FlagType::kDuration)},
-          Join(LabelFlags(), CommonFlags())),
+          Join({WorkerTimeoutFlag()}, Join(LabelFlags(), CommonFlags()))),
       .foreign = ForeignPrefixes(XlaFlags()),
       .retired = RetiredFlags()};
   return *table;
@@ -373,14 +419,32 @@ const FlagTable& WorkerFlags() {
   static const auto* table = new FlagTable{
       .command = "helmway server",
       .usage = "helmway server --resource_manager_address=HOST:PORT [flags]",
-      .purpose = "Runs one worker of a cluster.",
-      .flags = Join({Port("29005"),
-                     NodeType("worker"),
-                     ResourceManagerAddress(),
-                     {.name = "cloud_pathways_sidecar_shm_directory",
-                      .help = "Directory in memory that the worker shares with its sidecar. Default: "
-                              "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
-                    Join(LabelFlags(), CommonFlags())),
+      .purpose =
+          "Runs one worker of a cluster.\n"
+          "Environment: HELMWAY_ADVERTISE_ADDRESS (host or host:port) is where others reach it, by default "
+          "the\n"
+          "address that the manager sees; HELMWAY_CPU_STANDIN=1 lets CPU devices stand in for a TPU slice;\n"
+          "POD_NAME is for messages.",
+      .flags =
+          Join({Port("29005"),
+                NodeType("worker"),
+                ResourceManagerAddress(),
+                PluginFlag(),
+                PythonFlag(),
+                {.name = "slice_id",
+                 .type = FlagType::kInt,
+                 .help = "Number of this worker's slice. Default: MEGASCALE_SLICE_ID, or what follows from "
+                         "LWS_WORKER_INDEX or SLURM_PROCID, else the manager chooses.",
+                 .max = kMaxSlices},
+                {.name = "host_id",
+                 .type = FlagType::kInt,
+                 .help = "Number of this worker within its slice. Default: JOB_COMPLETION_INDEX, else as for "
+                         "--slice_id.",
+                 .max = kMaxSlices},
+                {.name = "cloud_pathways_sidecar_shm_directory",
+                 .help = "Directory in memory that the worker shares with its sidecar. Default: "
+                         "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
+               Join(TimeoutFlags(), Join(LabelFlags(), CommonFlags()))),
       .foreign = ForeignPrefixes(
           {.prefix = "xla_",
            .no_effect = "XLA options mean nothing to a worker; give them to the proxy server"}),
@@ -395,6 +459,10 @@ WorkerOptions ReadWorkerFlags(ParsedFlags& flags) {
   options.resource_manager_address = flags.String("resource_manager_address");
   options.scratch_location = ReadScratchLocation(flags, /*has_older_name=*/true);
   options.sidecar_shm_directory = flags.String("cloud_pathways_sidecar_shm_directory");
+  options.plugin_path = flags.String("pjrt_plugin");
+  options.python = flags.String("python");
+  if (flags.Has("slice_id")) options.slice = static_cast<int32_t>(flags.Int("slice_id"));
+  if (flags.Has("host_id")) options.host = static_cast<int32_t>(flags.Int("host_id"));
   options.debugging = ReadDebuggingFlags(flags);
   return options;
 }

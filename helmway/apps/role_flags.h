@@ -7,6 +7,7 @@
 #define HELMWAY_APPS_ROLE_FLAGS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,23 +41,30 @@ FlagSpec CompileCacheDaysFlag();
 // --python, for commands that run programs.
 FlagSpec PythonFlag();
 
-// How long workers of `helmway up` are waited for, in seconds.
-inline constexpr char kWorkerTimeout[] = "worker_timeout";
-inline constexpr char kCollectiveTimeout[] = "collective_timeout";
-std::vector<FlagSpec> TimeoutFlags();
-WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags);
-
 // What --temporary_flags_for_debugging may say that has a meaning here.
 struct DebuggingOptions {
   absl::Duration peer_unreachable_timeout;  // zero: not given
   int64_t missing_slices = -1;              // -1: not given
 };
 
+// How long workers are waited for, in seconds.
+inline constexpr char kWorkerTimeout[] = "worker_timeout";
+inline constexpr char kCollectiveTimeout[] = "collective_timeout";
+FlagSpec WorkerTimeoutFlag();
+std::vector<FlagSpec> TimeoutFlags();
+absl::Duration WorkerTimeoutFrom(const ParsedFlags& flags, const DebuggingOptions& debugging = {});
+WorkerTimeouts TimeoutsFrom(const ParsedFlags& flags, const DebuggingOptions& debugging = {});
+
 struct ResourceManagerOptions {
   int port = 0;
   int64_t slices = 0;                   // >= 1
   std::vector<InstanceType> instances;  // one for all slices, or one per slice
   std::string scratch_location;         // empty: none
+  // How workers are watched; zero (threshold: 0): not given.
+  absl::Duration health_initial_delay;
+  absl::Duration health_period;
+  absl::Duration health_timeout;
+  int health_failure_threshold = 0;
   DebuggingOptions debugging;
 };
 ResourceManagerOptions ReadResourceManagerFlags(ParsedFlags& flags);
@@ -82,6 +90,10 @@ struct WorkerOptions {
   std::string resource_manager_address;  // empty: not given
   std::string scratch_location;          // empty: none
   std::string sidecar_shm_directory;     // empty: none
+  std::string plugin_path;               // empty: look for it
+  std::string python;                    // empty: look for it
+  std::optional<int32_t> slice;          // --slice_id
+  std::optional<int32_t> host;           // --host_id, within the slice
   DebuggingOptions debugging;
 };
 WorkerOptions ReadWorkerFlags(ParsedFlags& flags);

@@ -13,6 +13,8 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "helmway/apps/server_command.h"
+#include "helmway/apps/worker_identity.h"
 
 namespace helmway::apps {
 namespace {
@@ -114,6 +116,11 @@ void CheckLine(PublicLine& line) {
     CheckNumber(line, "slices", options.slices);
     CheckNumber(line, "hosts_per_slice", options.instances[0].hosts);
     CheckNumber(line, "devices_per_host", options.instances[0].devices_per_host);
+    const manager::ManagerSettings settings = ClusterSettings(options, env);
+    EXPECT_EQ(settings.slices.size(), static_cast<size_t>(options.slices));
+    EXPECT_TRUE(manager::CheckSettings(settings).ok());
+    const auto name = env.find("HOST_ADDRESS");
+    EXPECT_EQ(settings.advertised_host, name == env.end() ? "" : name->second);
   } else if (line.role() == "proxy") {
     ParsedFlags flags = ParseFlags(ProxyFlags(), line.argv(), env);
     const ProxyOptions options = ReadProxyFlags(flags);
@@ -129,6 +136,19 @@ void CheckLine(PublicLine& line) {
     CheckNotes(line, flags);
     if (!flags.ok()) return;
     EXPECT_THAT(options.resource_manager_address, HasSubstr(":"));
+    const auto identity = ReadWorkerIdentity(options, env);
+    ASSERT_TRUE(identity.ok()) << identity.status();
+    const auto number = [&env](const char* variable) -> std::optional<int32_t> {
+      const auto it = env.find(variable);
+      return it == env.end() ? std::nullopt : std::optional<int32_t>(std::stoi(it->second));
+    };
+    EXPECT_EQ(identity->slice, number("MEGASCALE_SLICE_ID"));
+    EXPECT_EQ(identity->host, number("JOB_COMPLETION_INDEX"));
+    const std::optional<int32_t> index = number("LWS_WORKER_INDEX");
+    EXPECT_EQ(identity->linear.has_value(), index.has_value());
+    if (index.has_value()) {
+      EXPECT_EQ(identity->linear, *index - 1);
+    }
   } else {
     ASSERT_EQ(line.role(), "sidecar");
     EXPECT_THAT(line.argv(), IsEmpty());

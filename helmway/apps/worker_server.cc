@@ -1,5 +1,7 @@
 #include "helmway/apps/worker_server.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "helmway/apps/compile_cache.h"
@@ -32,7 +34,8 @@ class WorkerServerImpl final : public WorkerServer {
 
   int port() const override { return grpc_->port(); }
 
-  absl::Status Place(const WorkerPlace& place, const std::string& peer_address) override {
+  absl::StatusOr<cluster::WorkerInfo> Place(const WorkerPlace& place,
+                                            const std::string& peer_address) override {
     auto host_memory = std::make_shared<base::HostMemoryPool>(CachedHostBytes());
     worker::WorkerOptions options;
     options.plugin_path = options_.plugin_path;
@@ -41,6 +44,7 @@ class WorkerServerImpl final : public WorkerServer {
     options.slice_index = place.slice;
     options.task_index = place.task;
     options.process_id = place.number;
+    options.device_attributes = place.attributes;
     options.peers = net::MakePeerSender({.software = options_.software,
                                          .self = {peer_address, options_.incarnation},
                                          .timeout = options_.timeouts.peer,
@@ -60,7 +64,7 @@ class WorkerServerImpl final : public WorkerServer {
                                         worker->TakeFromPeer(session, buffer, std::move(contents));
                                       },
                                   .collectives = worker_->collective_receiver()});
-    return absl::OkStatus();
+    return worker_->info();
   }
 
   void FinishWriting(absl::Duration patience) override {
@@ -70,6 +74,7 @@ class WorkerServerImpl final : public WorkerServer {
   void Shutdown() override {
     if (grpc_) grpc_->Shutdown();
   }
+  void EndProcess(int exit_code) override { _exit(exit_code); }
 
  private:
   const WorkerServerOptions options_;

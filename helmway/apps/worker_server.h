@@ -6,10 +6,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "helmway/cluster/worker_link.h"
 
 namespace helmway::apps {
 
@@ -36,6 +38,8 @@ struct WorkerPlace {
   int slice = 0;
   int task = 0;     // number within the slice
   int devices = 1;  // virtual ones, on the CPU platform
+  // Added to those of its devices, in their order, that the plugin does not give.
+  std::vector<std::map<std::string, cluster::AttributeValue>> attributes;
 };
 
 // Listens from the start, and answers health checks; has devices, and takes proxies and peers, once it has a
@@ -48,10 +52,13 @@ class WorkerServer {
   virtual int port() const = 0;
   // Makes the devices. Once. Blocks while the plugin starts. `peer_address`: host:port where the other
   // workers reach this one. An error names the plugin.
-  virtual absl::Status Place(const WorkerPlace& place, const std::string& peer_address) = 0;
+  virtual absl::StatusOr<cluster::WorkerInfo> Place(const WorkerPlace& place,
+                                                    const std::string& peer_address) = 0;
   // Waits until compiled programs and dumps that are to be kept are kept, or the time is up.
   virtual void FinishWriting(absl::Duration patience) = 0;
   virtual void Shutdown() = 0;  // ends sessions, idempotent
+  // Ends the process at once. What the worker has is gone with it; no plugin and no peer can keep it.
+  virtual void EndProcess(int exit_code) = 0;
 };
 
 }  // namespace helmway::apps

@@ -572,6 +572,7 @@ class RemoteWorker final : public cluster::WorkerLink {
                    });
     done.WaitForNotification();
     if (absl::IsDataLoss(outcome)) return absl::UnavailableError(outcome.message());
+    if (outcome.ok() && options_.on_lost) control_->WhenLost(options_.on_lost);
     return outcome;
   }
 

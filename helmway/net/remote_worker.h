@@ -2,9 +2,11 @@
 #define HELMWAY_NET_REMOTE_WORKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "helmway/base/host_memory.h"
@@ -20,6 +22,9 @@ struct RemoteWorkerOptions {
   // A worker that gives no sign of life for so long is lost.
   absl::Duration timeout = absl::InfiniteDuration();
   std::string software;  // of this process, for messages
+  // Told once when the connection is lost, on any thread, maybe inside a call of the link; not when the link
+  // goes first. Must not block.
+  std::function<void(const absl::Status&)> on_lost;
   // Both must outlive the link and its sessions.
   MessageStreamClient* streams = nullptr;
   std::shared_ptr<base::HostMemoryPool> host_memory;

@@ -47,15 +47,21 @@ Proxy::~Proxy() {
   live_sessions_.WaitForNone();
 }
 
-absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> Proxy::NegotiateVersion(
-    const xla::ifrt::proxy::GrpcGetVersionRequest& request, const std::string& peer) {
-  if (!options_.allow_remote_clients && !base::IsLocalPeer(peer)) {
+absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> NegotiateVersion(
+    bool allow_remote_clients, const xla::ifrt::proxy::GrpcGetVersionRequest& request,
+    const std::string& peer) {
+  if (!allow_remote_clients && !base::IsLocalPeer(peer)) {
     LOG_FIRST_N(WARNING, 10) << "refused a client at " << peer << ": it is not on this host";
     return absl::PermissionDeniedError(
         absl::StrCat("this server takes clients of its own host only, and ", peer,
                      " is another; start it with --allow_remote_clients to open it to the network"));
   }
   return wire::ChooseVersion(request);
+}
+
+absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> Proxy::NegotiateVersion(
+    const xla::ifrt::proxy::GrpcGetVersionRequest& request, const std::string& peer) {
+  return proxy::NegotiateVersion(options_.allow_remote_clients, request, peer);
 }
 
 absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(

@@ -41,6 +41,12 @@ struct ProxyOptions {
   int64_t max_launches_under_way = 2000;
 };
 
+// What Proxy::NegotiateVersion answers: PERMISSION_DENIED for a client of another host that is not admitted,
+// else the version that both speak.
+absl::StatusOr<xla::ifrt::proxy::IfrtProxyVersion> NegotiateVersion(
+    bool allow_remote_clients, const xla::ifrt::proxy::GrpcGetVersionRequest& request,
+    const std::string& peer);
+
 // Takes client sessions and turns their requests into commands for the worker. Any thread.
 class Proxy final : public net::SessionManager, public net::CallbackStreamManager {
  public:

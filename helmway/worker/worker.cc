@@ -114,6 +114,10 @@ void Worker::Describe(const WorkerOptions& options) {
     if (device->default_memory() != nullptr) info.default_memory = device->default_memory()->id();
     for (const pjrt::Memory* memory : device->memories()) info.memories.push_back(memory->id());
     for (const auto& [name, value] : device->attributes()) info.attributes[name] = ToClusterAttribute(value);
+    if (info_.devices.size() < options.device_attributes.size()) {
+      const DeviceAttributes& added = options.device_attributes[info_.devices.size()];
+      info.attributes.insert(added.begin(), added.end());
+    }
     // What JAX, pathwaysutils, Orbax and MaxText group devices by.
     info.attributes["slice_index"] = {int64_t{options.slice_index}};
     info.attributes["virtual_task_index"] = {int64_t{options.task_index}};

@@ -34,6 +34,8 @@ namespace helmway::worker {
 
 class Session;
 
+using DeviceAttributes = std::map<std::string, cluster::AttributeValue>;
+
 struct WorkerOptions {
   std::string plugin_path;  // shared library that exports GetPjrtApi
   std::string python;       // command of the Python whose jaxlib has JAX's custom calls; empty: there is none
@@ -41,6 +43,8 @@ struct WorkerOptions {
   int slice_index = 0;      // all devices of this worker belong to this slice
   int task_index = 0;       // number of this worker within its slice
   int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
+  // Added to what the plugin says of each of its own devices that has no such attribute; may be shorter.
+  std::vector<DeviceAttributes> device_attributes;
   std::shared_ptr<cluster::PeerSender> peers;                       // null: it sends nothing to other workers
   absl::Duration collective_wait_limit = absl::InfiniteDuration();  // CollectivesOptions::wait_limit
   std::shared_ptr<base::HostMemoryPool> host_memory;

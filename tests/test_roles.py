@@ -1,0 +1,186 @@
+"""A cluster of all roles as processes of their own, and unmodified JAX programs on it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+from conftest import clean_environment, run_python, seconds
+from raw_client import Connection, message, version
+from role_processes import Cluster, starting
+
+PLACED = r"Transition slice {}: unplaced -> placed on worker pods: \[(.*)\]"
+
+DEVICES = """
+import jax, json
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+devices = jax.devices()
+x = jax.device_put(np.arange(4 * len(devices), dtype=np.float32), NamedSharding(Mesh(np.array(devices), ("x",)), P("x")))
+total = jax.jit(lambda a: (a * 2 + a.sum())[::3].sum())(x)
+a = np.arange(4 * len(devices))
+assert float(total) == (a * 2 + a.sum())[::3].sum()
+print(json.dumps([[d.id, d.slice_index, d.virtual_task_index] for d in devices]))
+"""
+
+
+@pytest.fixture
+def start(helmway_binary):
+    with starting(helmway_binary) as begin:
+        yield begin
+
+
+class Proxy:
+    """A `helmway proxy_server` of a cluster."""
+
+    def __init__(self, start, manager_address, *flags):
+        self.process = start(
+            "--server_port=0", f"--resource_manager_address={manager_address}", *flags, command="proxy_server"
+        )
+        self.process.wait_for("IFRT proxy server started with status OK")
+        self.port = int(self.process.wait_for(r"serving the cluster at \S+ on port (\d+)").group(1))
+
+    def environment(self):
+        return clean_environment(
+            JAX_PLATFORMS="proxy",
+            JAX_BACKEND_TARGET=f"grpc://127.0.0.1:{self.port}",
+            IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true",
+        )
+
+    def run(self, script=DEVICES):
+        return json.loads(run_python(script, env=self.environment()).stdout)
+
+    def refusal(self):
+        """What a client is told; None: it is taken."""
+        with Connection(f"127.0.0.1:{self.port}") as connection:
+            try:
+                connection.get_version(
+                    message("GrpcGetVersionRequest")(min_version=version(16, 3), max_version=version(25, 6))
+                )
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return None
+
+    def wait_placed(self, position, count=1):
+        return self.process.wait_for(PLACED.format(position), count)
+
+
+def places(slices, hosts, devices):
+    return [
+        [2048 * (slice * hosts + host) + device, slice, host]
+        for slice in slices
+        for host in range(hosts)
+        for device in range(devices)
+    ]
+
+
+def test_programs_run_on_the_devices_of_all_workers(start):
+    cluster = Cluster(start, 2, 2, 2)
+    proxy = Proxy(start, cluster.address)
+    # The program may come before the workers are there.
+    assert proxy.run() == places([0, 1], 2, 2)
+    pods = [proxy.wait_placed(position).group(1).split(", ") for position in range(2)]
+    assert all(len(names) == 2 and all(names) for names in pods)
+    proxy.process.wait_for("component reconfiguration after placement changes")
+    assert proxy.run() == places([0, 1], 2, 2)
+    assert proxy.process.end() == 0
+    cluster.manager.wait_for("lease")
+    for process in [*cluster.workers, cluster.manager]:
+        assert process.end() == 143
+
+
+def test_clients_are_told_what_is_missing(start):
+    cluster = Cluster(start, 1, 2, 1)
+    cluster.wait_ready(1)
+    cluster.workers[1].end(signal.SIGKILL)
+    cluster.wait_ready(0)
+    nobody = Proxy(start, "localhost:1")
+    code, text = nobody.refusal()
+    assert code == grpc.StatusCode.UNAVAILABLE
+    assert "the resource manager at localhost:1 is not reached" in text
+    proxy = Proxy(start, cluster.address)
+    deadline = time.monotonic() + seconds(60)
+    while "worker 1 of slice 0 is" not in (refusal := proxy.refusal())[1]:
+        assert time.monotonic() < deadline, refusal
+        assert refusal[0] == grpc.StatusCode.UNAVAILABLE
+    cluster.start_worker(1)
+    proxy.wait_placed(0)
+    assert proxy.refusal() is None
+
+
+SURVIVOR = """
+import sys
+import time
+import jax
+import numpy as np
+
+devices = jax.devices()
+first = jax.device_put(np.arange(3.0), devices[0])
+last = jax.device_put(np.arange(3.0), devices[-1])
+double = jax.jit(lambda a: a * 2)
+print(np.asarray(double(first) + 0).sum() + np.asarray(double(last)).sum(), flush=True)
+sys.stdin.readline()
+print(np.asarray(double(first)).sum(), flush=True)
+try:
+    np.asarray(double(last))
+except Exception as error:
+    print("lost:", str(error).replace("\\n", " "), flush=True)
+"""
+
+
+def test_a_lost_worker_costs_its_sessions_what_it_had_and_comes_back(start):
+    cluster = Cluster(start, 2, 1, 2)
+    proxy = Proxy(start, cluster.address)
+    proxy.wait_placed(1)
+    program = subprocess.Popen(
+        [sys.executable, "-c", SURVIVOR],
+        env=proxy.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        assert program.stdout.readline() == "12.0\n"
+        cluster.workers[1].end(signal.SIGKILL)
+        proxy.process.wait_for("Transition slice 1: placed -> unplaced")
+        cluster.start_worker(1)
+        proxy.wait_placed(1, count=2)
+        assert proxy.run() == places([0, 1], 1, 2)
+        out, _ = program.communicate("go on\n", timeout=seconds(120))
+    assert re.fullmatch(r"6\.0\nlost: .*worker 0 of slice 1 at \S+ is lost.*\n", out), out
+    assert len(re.findall(PLACED.format(0), proxy.process.log())) == 1
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGKILL])
+def test_programs_go_on_without_the_manager(start, with_signal):
+    cluster = Cluster(start, 1, 2, 1)
+    proxy = Proxy(start, cluster.address)
+    proxy.wait_placed(0)
+    cluster.manager.end(with_signal)
+    assert proxy.run() == places([0], 2, 1)
+    cluster.start_manager()
+    cluster.wait_ready(1)
+    assert proxy.run() == places([0], 2, 1)
+    assert "placed -> unplaced" not in proxy.process.log()
+
+
+def test_virtual_slices_are_leased_one_by_one(start):
+    cluster = Cluster(start, 2, 1, 2)
+    cluster.wait_ready(2)
+    proxies = [Proxy(start, cluster.address, "--virtual_slices=cpu:1x2") for _ in range(2)]
+    for proxy in proxies:
+        proxy.wait_placed(0)
+    seen = [proxy.run() for proxy in proxies]
+    assert sorted(seen) == [places([slice], 1, 2) for slice in range(2)]
+    third = Proxy(start, cluster.address, "--virtual_slices=cpu:1x2")
+    third.process.wait_for("waits for a lease of slices: .")
+    # A proxy that ends gives its slice back.
+    assert proxies[0].process.end() == 0
+    third.wait_placed(0)
+    assert third.run() == seen[0]
