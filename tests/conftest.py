@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 
+import gcs_front
 import pytest
 
 TESTS = pathlib.Path(__file__).resolve().parent
@@ -188,6 +189,16 @@ def helmway_binary(sanitizer_reports):
     assert binary, "set HELMWAY_BINARY to the helmway program, or put it on PATH"
     assert os.access(binary, os.X_OK), f"HELMWAY_BINARY={binary} is not a program"
     return binary
+
+
+@pytest.fixture
+def front():
+    """A Cloud Storage of the test's own, that can misbehave."""
+    running = gcs_front.start_or_none()
+    if running is None:
+        pytest.skip("HELMWAY_FAKE_GCS_SERVER names no Cloud Storage emulator")
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")

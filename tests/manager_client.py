@@ -4,46 +4,24 @@ Messages are made from the schemas in helmway/cluster by protoc at run time.
 """
 
 import functools
-import pathlib
 import queue
 import random
-import shutil
-import subprocess
-import tempfile
 import threading
 
 import grpc
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from conftest import seconds
+from google.protobuf import message_factory
+from schemas import pool_of
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SERVICE = "/helmway.cluster.proto.Manager/"
 PROTOCOL = 1
 DEVICE_IDS_PER_WORKER = 2048
-TIMEOUT_S = 60
+TIMEOUT_S = seconds(60)
 
 
 @functools.cache
 def _pool():
-    protoc = shutil.which("protoc")
-    assert protoc, "these tests need protoc (Debian: protobuf-compiler)"
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "cluster.binpb"
-        subprocess.run(
-            [
-                protoc,
-                f"--proto_path={_ROOT}",
-                "--include_imports",
-                f"--descriptor_set_out={out}",
-                "helmway/cluster/manager.proto",
-            ],
-            cwd=_ROOT,
-            check=True,
-        )
-        files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
-    pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
-        pool.Add(file)
-    return pool
+    return pool_of("helmway/cluster/manager.proto")
 
 
 @functools.cache

@@ -5,18 +5,14 @@ Messages are made from the schemas in helmway/wire by protoc at run time.
 
 import functools
 import os
-import pathlib
 import queue
-import shutil
-import subprocess
-import tempfile
 import threading
 
 import grpc
 from conftest import seconds
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import message_factory
+from schemas import ROOT, pool_of
 
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SERVICE = "/xla.ifrt.proxy.GrpcIfrtService/"
 SESSION_HEADER = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 STORE_HEADER = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
@@ -31,21 +27,7 @@ FIRST_SERVER_HANDLE = 1 << 48
 
 @functools.cache
 def _pool():
-    protoc = shutil.which("protoc")
-    assert protoc, "these tests need protoc (Debian: protobuf-compiler)"
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "wire.binpb"
-        subprocess.run(
-            [protoc, f"--proto_path={_ROOT}", "--include_imports", f"--descriptor_set_out={out}"]
-            + sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "helmway" / "wire").glob("*.proto")),
-            cwd=_ROOT,
-            check=True,
-        )
-        files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
-    pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
-        pool.Add(file)
-    return pool
+    return pool_of(*sorted(str(path.relative_to(ROOT)) for path in (ROOT / "helmway" / "wire").glob("*.proto")))
 
 
 @functools.cache

@@ -14,15 +14,6 @@ DAY_S = 86400
 OURS = {"action": {"type": "Delete"}, "condition": {"age": 30, "matchesPrefix": ["job/helmway-cache/"]}}
 
 
-@pytest.fixture
-def front():
-    running = gcs_front.start_or_none()
-    if running is None:
-        pytest.skip("HELMWAY_FAKE_GCS_SERVER names no Cloud Storage emulator")
-    yield running
-    running.close()
-
-
 def serve(binary, front, *flags):
     """Starts and ends a server, and returns its log. The end waits for what was begun at the start."""
     server = Server(binary, "--minloglevel=0", "--gcs_scratch_location=gs://bucket/job", *flags,

@@ -43,15 +43,6 @@ THOROUGH = """if True:
 """
 
 
-@pytest.fixture
-def front():
-    running = gcs_front.start_or_none()
-    if running is None:
-        pytest.skip("HELMWAY_FAKE_GCS_SERVER names no Cloud Storage emulator")
-    yield running
-    running.close()
-
-
 class Outcome:
     """How a program ended under a server of its own, and what the server's cache did."""
 

@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 
-import gcs_front
-import pytest
 from conftest import clean_environment, run_python
 
 PROGRAM = """if True:
@@ -82,26 +80,20 @@ def test_workers_in_processes_of_their_own_write_theirs_before_they_end(helmway_
     check_folder(folder, [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()])
 
 
-def test_a_bucket_and_a_cache_that_has_the_program_already(helmway_binary, tmp_path):
-    front = gcs_front.start_or_none()
-    if front is None:
-        pytest.skip("HELMWAY_FAKE_GCS_SERVER names no Cloud Storage emulator")
-    try:
-        scratch = [f"--gcs_scratch_location={tmp_path}/scratch", f"--python={sys.executable}"]
-        run(helmway_binary, *scratch)
-        flags = ["--xla_dump_to=gs://bucket/dumps", "--xla_dump_hlo_module_re=train_step"]
-        done = run(helmway_binary, *scratch, *flags, environment=front.environment())
-        assert re.search(r"Compile cache: .* 0 misses", done.stderr), done.stderr
-        names = [name.removeprefix("dumps/") for name in front.objects("dumps/")]
-        (folder,) = {name.split("/")[0] for name in names} - {"index"}
-        for name in names:
-            path = tmp_path / "got" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(front.read(f"dumps/{name}"))
-        check_folder(tmp_path / "got" / folder,
-                     [name.removeprefix(folder + "/") for name in names if name.startswith(folder)])
-    finally:
-        front.close()
+def test_a_bucket_and_a_cache_that_has_the_program_already(helmway_binary, tmp_path, front):
+    scratch = [f"--gcs_scratch_location={tmp_path}/scratch", f"--python={sys.executable}"]
+    run(helmway_binary, *scratch)
+    flags = ["--xla_dump_to=gs://bucket/dumps", "--xla_dump_hlo_module_re=train_step"]
+    done = run(helmway_binary, *scratch, *flags, environment=front.environment())
+    assert re.search(r"Compile cache: .* 0 misses", done.stderr), done.stderr
+    names = [name.removeprefix("dumps/") for name in front.objects("dumps/")]
+    (folder,) = {name.split("/")[0] for name in names} - {"index"}
+    for name in names:
+        path = tmp_path / "got" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(front.read(f"dumps/{name}"))
+    check_folder(tmp_path / "got" / folder,
+                 [name.removeprefix(folder + "/") for name in names if name.startswith(folder)])
 
 
 def test_a_program_may_ask_for_itself_below_the_scratch_location_only(helmway_binary, tmp_path):
