@@ -10,7 +10,6 @@
 #include "helmway/base/status.h"
 
 namespace helmway::cluster {
-namespace {
 
 proto::AttributeValue ToProto(const AttributeValue& attribute) {
   proto::AttributeValue message;
@@ -51,8 +50,6 @@ absl::StatusOr<AttributeValue> FromProto(const proto::AttributeValue& message) {
   }
   return absl::InvalidArgumentError("an attribute without a value");
 }
-
-}  // namespace
 
 proto::WorkerInfo WorkerInfoToProto(const WorkerInfo& info) {
   proto::WorkerInfo message;

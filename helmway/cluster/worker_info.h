@@ -13,6 +13,10 @@ inline constexpr int32_t kDeviceIdsPerWorker = 2048;
 
 inline DeviceId FirstDeviceId(int32_t worker) { return worker * kDeviceIdsPerWorker; }
 
+proto::AttributeValue ToProto(const AttributeValue& attribute);
+// INVALID_ARGUMENT if it has no value.
+absl::StatusOr<AttributeValue> FromProto(const proto::AttributeValue& message);
+
 proto::WorkerInfo WorkerInfoToProto(const WorkerInfo& info);
 
 // INVALID_ARGUMENT for what no worker can mean: an attribute without a value, two devices or two memories of

@@ -17,7 +17,8 @@ namespace helmway::cluster {
 // Version of the protocol between proxies and workers. A log:
 //   1  2026-11-29  first
 //   2  2026-11-29  launches have places in an order over all sessions
-inline constexpr uint32_t kWorkerProtocol = 2;
+//   3  2026-11-30  a worker describes itself as it does to the resource manager
+inline constexpr uint32_t kWorkerProtocol = 3;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);
@@ -25,12 +26,6 @@ absl::Status FromProto(const proto::StatusProto& message);
 
 proto::Names ToProto(const BufferNames& names);
 BufferNames FromProto(const proto::Names& message);
-
-proto::Worker ToProto(const WorkerInfo& info);
-WorkerInfo FromProto(const proto::Worker& message);
-
-proto::Attribute ToProto(const AttributeValue& value);
-AttributeValue FromProto(const proto::Attribute& message);
 
 // Without the bytes, and without on_done.
 proto::Declare ToProto(const DeclareBuffers& command);

@@ -26,7 +26,7 @@ struct Server {
   AsyncService* service;
   CallbackStreamManager* manager;
   grpc::ServerCompletionQueue* queue;
-  LiveCalls* live;
+  async::Outstanding* live;
 };
 
 class ServeCall;
@@ -49,7 +49,7 @@ class StreamHandle final : public CallbackStream {
 };
 
 // One Serve call, from waiting for a client to its end; owns itself.
-class ServeCall {
+class ServeCall : public PolledCall {
  public:
   static void Expect(const Server& server) {
     auto* call = new ServeCall(server);
@@ -64,7 +64,7 @@ class ServeCall {
   explicit ServeCall(const Server& server) : server_(server), handle_(std::make_shared<StreamHandle>(this)) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok)) return;
+    if (!Begin(this, server_, ok)) return;
     base::MutexLock lock(&handle_->mu_);
     HandledLocked(absl::OkStatus());
   }
@@ -179,7 +179,7 @@ class ServeCall {
       if (--pending_ > 0) return;
     }
     if (handler_ != nullptr) handler_->OnClosed();
-    EndCall(this, server_.live);
+    delete this;
   }
 
   void FinishLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {

@@ -96,7 +96,7 @@ struct Server {
   SessionManager* manager;
   Flusher* flusher;
   grpc::ServerCompletionQueue* queue;
-  LiveCalls* live;
+  async::Outstanding* live;
 };
 
 // ---- The session stream --------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class StreamHandle final : public SessionStream, public std::enable_shared_from_
 };
 
 // One IfrtSession call, from waiting for a client to its end; owns itself.
-class SessionCall {
+class SessionCall : public PolledCall {
  public:
   // Waits for the next client.
   static void Expect(const Server& server) {
@@ -171,7 +171,7 @@ class SessionCall {
       : server_(server), handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok)) return;
+    if (!Begin(this, server_, ok)) return;
     GrpcIfrtSessionMetadata metadata;
     absl::Status status = ParseMetadata(context_, kSessionMetadataKey, &metadata);
     if (status.ok()) {
@@ -261,7 +261,7 @@ class SessionCall {
       if (--pending_ > 0) return;
     }
     if (handler_ != nullptr) handler_->OnClosed();
-    EndCall(this, server_.live);
+    delete this;
   }
 
   void StartReadIfWanted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(handle_->mu_) {
@@ -380,7 +380,7 @@ void StreamHandle::Close(const absl::Status& status) {
 // ---- Host buffers --------------------------------------------------------------------------------------
 
 // One HostBufferStore call; owns itself. Its operations come back one at a time.
-class StoreCall {
+class StoreCall : public PolledCall {
  public:
   static void Expect(const Server& server) {
     auto* call = new StoreCall(server);
@@ -392,7 +392,7 @@ class StoreCall {
   explicit StoreCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok)) return;
+    if (!Begin(this, server_, ok)) return;
     GrpcHostBufferStoreMetadata metadata;
     absl::Status status = ParseMetadata(context_, kStoreMetadataKey, &metadata);
     if (status.ok()) {
@@ -436,7 +436,7 @@ class StoreCall {
     }
   }
 
-  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
+  void OnFinished(bool /*ok*/) { delete this; }
 
   // Copies field 1 of a GrpcHostBufferStoreRequest from the transport's memory to where it belongs. The bytes
   // are touched once here, where a parsed message would touch them twice.
@@ -476,7 +476,7 @@ class StoreCall {
 };
 
 // One HostBufferLookup call; owns itself. Its operations come back one at a time.
-class LookupCall {
+class LookupCall : public PolledCall {
  public:
   static void Expect(const Server& server) {
     auto* call = new LookupCall(server);
@@ -488,7 +488,7 @@ class LookupCall {
   explicit LookupCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok)) return;
+    if (!Begin(this, server_, ok)) return;
     GrpcHostBufferLookupRequest request;
     absl::Status status;
     if (!Parse(request_, &request)) {
@@ -516,7 +516,7 @@ class LookupCall {
     }
   }
 
-  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
+  void OnFinished(bool /*ok*/) { delete this; }
 
   // Each piece is a header of our own and a slice of the buffer's memory itself, which it keeps alive until
   // the transport has sent it. The last piece ends the call in the same write; an empty buffer is one empty
@@ -564,7 +564,7 @@ class LookupCall {
 // One call of a unary method; owns itself. `kMethod` asks for the next call, `kAnswer` does the work and
 // calls Finish, now or later, on any thread.
 template <typename Request, typename Response, auto kMethod, auto kAnswer>
-class UnaryCall {
+class UnaryCall : public PolledCall {
  public:
   static void Expect(const Server& server) {
     auto* call = new UnaryCall(server);
@@ -585,11 +585,11 @@ class UnaryCall {
   explicit UnaryCall(const Server& server) : server_(server) {}
 
   void OnAccepted(bool ok) {
-    if (!BeginCall(this, server_, ok)) return;
+    if (!Begin(this, server_, ok)) return;
     kAnswer(this);
   }
 
-  void OnFinished(bool /*ok*/) { EndCall(this, server_.live); }
+  void OnFinished(bool /*ok*/) { delete this; }
 
   const Server server_;
   grpc::ServerContext context_;
@@ -657,7 +657,7 @@ class IfrtService final : public AsyncService, public PolledService, public Queu
   }
 
   grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
-  LiveCalls* live() override { return &live_; }
+  async::Outstanding* live() override { return &live_; }
 
  private:
   void Poll() {
@@ -669,7 +669,7 @@ class IfrtService final : public AsyncService, public PolledService, public Queu
 
   SessionManager* const manager_;
   Flusher flusher_;
-  LiveCalls live_;
+  async::Outstanding live_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::thread thread_;
 };

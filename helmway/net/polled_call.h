@@ -5,32 +5,9 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include "absl/base/thread_annotations.h"
-#include "helmway/base/mutex.h"
+#include "helmway/async/outstanding.h"
 
 namespace helmway::net {
-
-// Counts calls under way, so that the queue outlives them.
-class LiveCalls {
- public:
-  void Add() {
-    base::MutexLock lock(&mu_);
-    ++count_;
-  }
-  void Drop() {
-    base::MutexLock lock(&mu_);
-    --count_;
-  }
-  void WaitForNone() {
-    auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return count_ == 0; };
-    base::MutexLock lock(&mu_);
-    mu_.Await(absl::Condition(&none));
-  }
-
- private:
-  base::Mutex mu_;
-  int count_ ABSL_GUARDED_BY(mu_) = 0;
-};
 
 // A service whose completion queue, and the thread that polls it, serve others of the same server too.
 // (Measured: threads of their own would pass a connection's events to each other, which costs more than the
@@ -40,29 +17,30 @@ class QueueHost {
   virtual ~QueueHost() = default;
   // From the server's start on.
   virtual grpc::ServerCompletionQueue* queue() = 0;
-  virtual LiveCalls* live() = 0;
+  virtual async::Outstanding* live() = 0;
 };
 
-// A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
-// nothing else of this call comes back, and it is deleted. `server` has a member `live`, and is what
-// Call::Expect takes.
-template <typename Call, typename Server>
-bool BeginCall(Call* call, const Server& server, bool ok) {
-  if (!ok) {
-    delete call;
-    return false;
+// A call, which counts as under way from its client's coming until it is deleted.
+class PolledCall {
+ protected:
+  // A client has come (`ok`): counts its call and waits for the next one. Otherwise the server is going down,
+  // nothing else of this call comes back, and it is deleted. `server` has a member `live`, and is what
+  // Call::Expect takes.
+  template <typename Call, typename Server>
+  static bool Begin(Call* call, const Server& server, bool ok) {
+    if (!ok) {
+      delete call;
+      return false;
+    }
+    call->under_way_ = server.live->Begin();
+    Call::Expect(server);
+    return true;
   }
-  server.live->Add();
-  Call::Expect(server);
-  return true;
-}
 
-// Deletes a call that is over. `live` may let the queue go at once.
-template <typename Call>
-void EndCall(Call* call, LiveCalls* live) {
-  delete call;
-  live->Drop();
-}
+ private:
+  // Here, so that it is dropped after all else of the call: the queue may go at once.
+  async::Outstanding::Token under_way_;
+};
 
 }  // namespace helmway::net
 

@@ -10,6 +10,7 @@
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_info.h"
 #include "helmway/cluster/worker_messages.h"
 #include "helmway/net/remote_callbacks.h"
 #include "helmway/net/transfers.h"
@@ -402,7 +403,11 @@ void RemoteSession::CostAnalysis(cluster::ExecutableId executable,
                                                     const FrameReader* /*frame*/) mutable {
     if (!status.ok()) return done(status);
     cluster::CostProperties properties;
-    for (const auto& [name, value] : event.costs().properties()) properties[name] = cluster::FromProto(value);
+    for (const auto& [name, value] : event.costs().properties()) {
+      absl::StatusOr<cluster::AttributeValue> property = cluster::FromProto(value);
+      if (!property.ok()) return done(property.status());
+      properties[name] = *std::move(property);
+    }
     done(std::move(properties));
   });
 }
@@ -565,7 +570,10 @@ class RemoteWorker final : public cluster::WorkerLink {
                    [&](const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) {
                      outcome = status;
                      if (status.ok()) {
-                       info_ = cluster::FromProto(event.hello());
+                       absl::StatusOr<cluster::WorkerInfo> info =
+                           cluster::WorkerInfoFromProto(event.hello().info());
+                       outcome = info.status();
+                       if (info.ok()) info_ = *std::move(info);
                        peer_address_ = {event.hello().peer_address(), event.hello().incarnation()};
                      }
                      done.Notify();

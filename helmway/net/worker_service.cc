@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_info.h"
 #include "helmway/cluster/worker_messages.h"
 #include "helmway/net/launch_order.h"
 #include "helmway/net/remote_callbacks.h"
@@ -105,6 +106,27 @@ class ServedSessions {
   absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
 };
 
+// The raw bytes behind a message (`what`, for errors) that announces `size` of them: those of its frame
+// (null: none), or of a transfer, if its number is not 0. `receive` may be called later, on another thread.
+absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,
+                          Transfers& transfers, base::HostMemoryPool& memory, Transfers::Receive receive) {
+  if (transfer != 0) {
+    transfers.Await(transfer, std::move(receive));
+    return absl::OkStatus();
+  }
+  if (size != (frame == nullptr ? 0 : frame->size())) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " announces other bytes than follow it"));
+  }
+  absl::StatusOr<base::HostBlock> block = memory.Allocate(size);
+  if (!block.ok()) {
+    receive(block.status());
+    return absl::OkStatus();
+  }
+  if (frame != nullptr) frame->CopyTo(block->data);
+  receive((*std::move(block)).Finish());
+  return absl::OkStatus();
+}
+
 class BulkReceiver final : public MessageReceiver {
  public:
   BulkReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
@@ -194,21 +216,8 @@ class PeerReceiver final : public MessageReceiver {
       contents.bytes = *std::move(bytes);
       receive(session, buffer, std::move(contents));
     };
-    if (arrival.fill().transfer() != 0) {
-      transfers_->Await(arrival.fill().transfer(), std::move(deliver));
-      return absl::OkStatus();
-    }
-    if (frame.size() != arrival.fill().size()) {
-      return absl::InvalidArgumentError("an arrival announces other bytes than follow it");
-    }
-    absl::StatusOr<base::HostBlock> block = sessions_->options().host_memory->Allocate(frame.size());
-    if (!block.ok()) {
-      deliver(block.status());
-      return absl::OkStatus();
-    }
-    frame.CopyTo(block->data);
-    deliver((*std::move(block)).Finish());
-    return absl::OkStatus();
+    return ReceiveBytes("an arrival", arrival.fill().size(), arrival.fill().transfer(), &frame, *transfers_,
+                        *sessions_->options().host_memory, std::move(deliver));
   }
 
   absl::Status TakePart(const proto::CollectivePart& message, const FrameReader& frame) {
@@ -220,21 +229,8 @@ class PeerReceiver final : public MessageReceiver {
       part.bytes = *std::move(bytes);
       collectives->TakePart(std::move(part));
     };
-    if (message.transfer() != 0) {
-      transfers_->Await(message.transfer(), std::move(deliver));
-      return absl::OkStatus();
-    }
-    if (frame.size() != message.size()) {
-      return absl::InvalidArgumentError("a part of a collective announces other bytes than follow it");
-    }
-    absl::StatusOr<base::HostBlock> block = sessions_->options().host_memory->Allocate(frame.size());
-    if (!block.ok()) {
-      deliver(block.status());
-      return absl::OkStatus();
-    }
-    frame.CopyTo(block->data);
-    deliver((*std::move(block)).Finish());
-    return absl::OkStatus();
+    return ReceiveBytes("a part of a collective", message.size(), message.transfer(), &frame, *transfers_,
+                        *sessions_->options().host_memory, std::move(deliver));
   }
 
   const std::shared_ptr<ServedSessions> sessions_;
@@ -351,31 +347,16 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
     session_ = std::move(session);
     proto::Event event;
     event.set_call(command.call());
-    *event.mutable_hello() = cluster::ToProto(worker_->info());
+    *event.mutable_hello()->mutable_info() = cluster::WorkerInfoToProto(worker_->info());
     event.mutable_hello()->set_peer_address(sessions_->options().peer_address);
     event.mutable_hello()->set_incarnation(sessions_->options().incarnation);
     stream_->Send(MakeFrame(event));
     return absl::OkStatus();
   }
 
-  // The raw bytes behind a command: those of its frame, or of a transfer. `receive` may be called later, on
-  // another thread.
   absl::Status Bytes(int64_t size, uint64_t transfer, const FrameReader* frame, Transfers::Receive receive) {
-    if (transfer != 0) {
-      session_->transfers.Await(transfer, std::move(receive));
-      return absl::OkStatus();
-    }
-    if (size != (frame == nullptr ? 0 : frame->size())) {
-      return absl::InvalidArgumentError("a command announces other bytes than follow it");
-    }
-    absl::StatusOr<base::HostBlock> block = memory_->Allocate(size);
-    if (!block.ok()) {
-      receive(block.status());
-      return absl::OkStatus();
-    }
-    if (frame != nullptr) frame->CopyTo(block->data);
-    receive((*std::move(block)).Finish());
-    return absl::OkStatus();
+    return ReceiveBytes("a command", size, transfer, frame, session_->transfers, *memory_,
+                        std::move(receive));
   }
 
   static void Answer(MessageStream& stream, proto::Event& event, const absl::Status& status,

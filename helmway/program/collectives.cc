@@ -11,6 +11,7 @@
 #include "helmway/base/status.h"
 #include "helmway/program/iota_order.h"
 #include "helmway/program/named_sharding.h"
+#include "helmway/wire/dtype.h"
 
 namespace helmway::program {
 namespace {
@@ -363,48 +364,10 @@ absl::string_view CollectiveName(CollectiveKind kind) {
 }
 
 int ElementBits(xla::PrimitiveType type) {
-  switch (type) {
-    case xla::S1:
-    case xla::U1:
-      return 1;
-    case xla::S2:
-    case xla::U2:
-      return 2;
-    case xla::S4:
-    case xla::U4:
-    case xla::F4E2M1FN:
-      return 4;
-    case xla::PRED:
-    case xla::S8:
-    case xla::U8:
-    case xla::F8E5M2:
-    case xla::F8E4M3FN:
-    case xla::F8E4M3B11FNUZ:
-    case xla::F8E5M2FNUZ:
-    case xla::F8E4M3FNUZ:
-    case xla::F8E4M3:
-    case xla::F8E3M4:
-    case xla::F8E8M0FNU:
-      return 8;
-    case xla::S16:
-    case xla::U16:
-    case xla::F16:
-    case xla::BF16:
-      return 16;
-    case xla::S32:
-    case xla::U32:
-    case xla::F32:
-      return 32;
-    case xla::S64:
-    case xla::U64:
-    case xla::F64:
-    case xla::C64:
-      return 64;
-    case xla::C128:
-      return 128;
-    default:
-      return 0;
-  }
+  const absl::StatusOr<wire::DTypeKind> kind = wire::FromPrimitiveType(type);
+  if (!kind.ok()) return 0;
+  const int bits = wire::GetDTypeFacts(*kind)->bits;
+  return bits < 0 || bits == 6 ? 0 : bits;
 }
 
 absl::StatusOr<Collective> ReadCollective(const ProgramSize& size, const HloModuleProto& module,

@@ -78,7 +78,8 @@ absl::StatusOr<bool> ReplaceCollectives(const ProgramSize& size, xla::HloModuleP
 absl::StatusOr<Collective> ReadCollective(const ProgramSize& size, const xla::HloModuleProto& module,
                                           const xla::HloInstructionProto& instruction);
 
-// Bits of an element, as it lies in the memory of a device; 0 for what has none.
+// Bits of an element, as it lies in the memory of a device; 0 for what has none, and for types of six bits,
+// of which no block begins at a byte of its own.
 int ElementBits(xla::PrimitiveType type);
 
 }  // namespace helmway::program

@@ -22,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "helmway/base/status.h"
 #include "helmway/program/backend_config.h"
+#include "helmway/wire/dtype.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
@@ -362,31 +363,6 @@ const std::string* LiteralBytes(const LiteralProto& literal, xla::PrimitiveType 
   }
 }
 
-int BitWidth(xla::PrimitiveType type) {
-  switch (type) {
-    case xla::S1:
-    case xla::U1:
-      return 1;
-    case xla::S2:
-    case xla::U2:
-      return 2;
-    case xla::S4:
-    case xla::U4:
-      return 4;
-    case xla::S16:
-    case xla::U16:
-      return 16;
-    case xla::F8E8M0FNU:
-    case xla::S8:
-    case xla::U8:
-      return 8;
-    default: {
-      const SmallFloat* form = FindSmallFloat(type);
-      return form == nullptr ? 0 : form->bits;
-    }
-  }
-}
-
 bool IsSigned(xla::PrimitiveType type) {
   return type == xla::S1 || type == xla::S2 || type == xla::S4 || type == xla::S8 || type == xla::S16 ||
          type == xla::S32 || type == xla::S64;
@@ -431,13 +407,15 @@ class LiteralElements {
         held = literal.c128s_size();
         expected = 2 * count;
         break;
-      default:
+      default: {
         elements.bytes_ = LiteralBytes(literal, type);
         if (elements.bytes_ == nullptr) return Malformed(absl::StrCat("a literal of type ", TypeName(type)));
-        elements.width_ = BitWidth(type);
+        HELMWAY_ASSIGN_OR_RETURN(const wire::DTypeKind kind, wire::FromPrimitiveType(type));
+        elements.width_ = wire::GetDTypeFacts(kind)->bits;
         held = static_cast<int64_t>(elements.bytes_->size());
         expected = elements.width_ == 16 ? 2 * count : count;
         break;
+      }
     }
     if (held != expected) {
       return Malformed(absl::StrCat("a literal of type ", TypeName(type), " with ", held,

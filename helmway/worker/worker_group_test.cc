@@ -103,19 +103,7 @@ TEST_F(WorkerGroupTest, AProgramIsCompiledOnceAndRunsOnAll) {
   auto compiled = Compile(1, kTwice);
   ASSERT_TRUE(compiled.ok()) << compiled.status();
   EXPECT_EQ(compiled->devices, kDevices);
-  for (size_t i = 0; i < 4; ++i) {
-    Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, kDevices[i]);
-  }
-  StatusAnswer done;
-  cluster::Launch launch;
-  launch.id = 5;
-  launch.executable = 1;
-  launch.arguments = {{1, 4, {}}};
-  launch.results = {{11, 4, {}}};
-  launch.on_done = done;
-  session_->Execute(std::move(launch));
-  session_->Flush();
-  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  RunOnFourDevices();
   EXPECT_THAT(*Read(11), ElementsAre(0, 2));
   EXPECT_THAT(*Read(14), ElementsAre(12, 14));
   session_->Unload(1);
@@ -135,38 +123,14 @@ TEST_F(WorkerGroupTest, WhatWasCompiledBeforeIsLoadedByAllWorkers) {
   EXPECT_EQ(Compile(2, kTwice)->optimized_hlo, description);
   EXPECT_EQ(processes_[0]->cache->stats().store_hits, 2);
   EXPECT_EQ(processes_[0]->cache->stats().misses, 0);
-  for (size_t i = 0; i < 4; ++i) {
-    Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, kDevices[i]);
-  }
-  StatusAnswer done;
-  cluster::Launch launch;
-  launch.id = 5;
-  launch.executable = 1;
-  launch.arguments = {{1, 4, {}}};
-  launch.results = {{11, 4, {}}};
-  launch.on_done = done;
-  session_->Execute(std::move(launch));
-  session_->Flush();
-  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  RunOnFourDevices();
   for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
 }
 
 TEST_F(WorkerGroupTest, ASumOverAllWorkers) {
   auto compiled = Compile(1, kSum);
   ASSERT_TRUE(compiled.ok()) << compiled.status();
-  for (size_t i = 0; i < 4; ++i) {
-    Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, kDevices[i]);
-  }
-  StatusAnswer done;
-  cluster::Launch launch;
-  launch.id = 5;
-  launch.executable = 1;
-  launch.arguments = {{1, 4, {}}};
-  launch.results = {{11, 4, {}}};
-  launch.on_done = done;
-  session_->Execute(std::move(launch));
-  session_->Flush();
-  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  RunOnFourDevices();
   for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
 }
 

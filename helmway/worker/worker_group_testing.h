@@ -160,6 +160,24 @@ class WorkerGroupTest : public ::testing::Test {
     session_->Await(buffers, answer);
     return answer.Wait();
   }
+  // Gives the numbers 0 to 7, two to each of four devices, to the program 1 as the buffers 1 to 4, and waits
+  // for the end of the run. Its results are the buffers 11 to 14.
+  void RunOnFourDevices() {
+    ASSERT_EQ(devices_.size(), 4);
+    for (size_t i = 0; i < 4; ++i) {
+      Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, devices_[i]);
+    }
+    StatusAnswer done;
+    cluster::Launch launch;
+    launch.id = 5;
+    launch.executable = 1;
+    launch.arguments = {{1, 4, {}}};
+    launch.results = {{11, 4, {}}};
+    launch.on_done = done;
+    session_->Execute(std::move(launch));
+    session_->Flush();
+    EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  }
   // A program of one partition for each device.
   absl::StatusOr<cluster::CompiledProgram> Compile(cluster::ExecutableId id, const std::string& code) {
     return CompileWith(id, code, pjrt::TestCompileOptions(static_cast<int>(devices_.size()), devices_));
