@@ -332,7 +332,7 @@ absl::Status Session::MakeFromHost(const std::vector<HostArray>& made) {
     base::MutexLock lock(&mu_);
     for (const auto& arrival : arrivals) waits |= !arrival->here;
   }
-  if (waits) proxy_->WatchHostBuffers();
+  if (waits) proxy_->WatchSessions(proxy_->options().host_buffer_patience);
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "helmway/base/clock.h"
 #include "helmway/base/status.h"
 #include "helmway/program/hlo_text.h"
 #include "helmway/proxy/proxy.h"
@@ -175,8 +176,8 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
     results.push_back(NewArray(output_spec));
     launch.results.push_back(results.back()->shards().Names());
   }
+  std::vector<uint64_t> handles;  // of the outputs, if the client learns them from the answer
   if (first_run) {
-    std::vector<uint64_t> handles;
     for (const auto& output_spec : executable->outputs) {
       handles.push_back(NewServerHandle());
       LoadedExecutableExecuteResponse::Output& output = *response.add_outputs();
@@ -205,10 +206,17 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   launch.executable = executable->id;
   launch.stream = request.execute_options().execution_stream_id();
   launch.user_context = user_context_;
+  if (first_run && !spec.python_callbacks.empty()) {
+    reply.deferred = true;
+    late_answers_[launch.id] = {reply.op_id, base::SteadyNow(), std::move(handles),
+                                std::move(reply.response)};
+    proxy_->WatchSessions(proxy_->options().callback_patience);
+  }
   launch.on_done = [self = shared_from_this(), run, user_context = user_context_,
-                    callbacks = executable->callbacks](const absl::Status& status) {
+                    callbacks = executable->callbacks, launch = launch.id](const absl::Status& status) {
     if (run) run->Finish(status);
     if (status.ok()) self->user_contexts_.Release(user_context);
+    if (callbacks) self->AnswerFirstRun(launch, status);
     self->LaunchDone();
   };
   if (++launches_under_way_ >= proxy_->options().max_launches_under_way && !paused_) {
@@ -224,6 +232,44 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   // The outputs of the first run are what its client waits for.
   reply.patient = !first_run;
   return absl::OkStatus();
+}
+
+void Session::AnswerFirstRun(cluster::LaunchId launch, const absl::Status& status) {
+  LateAnswer late;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = late_answers_.find(launch);
+    if (it == late_answers_.end()) return;
+    late = std::move(it->second);
+    late_answers_.erase(it);
+    if (!status.ok()) {
+      // The client never hears of these handles.
+      for (const uint64_t output : late.outputs) arrays_.erase(output);
+      futures_.erase(late.response.loaded_executable_execute_response().status_handle());
+    }
+  }
+  if (status.ok()) {
+    Send(late.op_id, status, late.response);
+  } else {
+    SendError(late.op_id, wire::WithoutUserContext(status));
+  }
+}
+
+bool Session::AnswerRunsBefore(absl::Time time) {
+  std::vector<cluster::LaunchId> overdue;
+  bool remain = false;
+  {
+    base::MutexLock lock(&mu_);
+    for (const auto& [launch, late] : late_answers_) {
+      if (late.since < time) {
+        overdue.push_back(launch);
+      } else {
+        remain = true;
+      }
+    }
+  }
+  for (const cluster::LaunchId launch : overdue) AnswerFirstRun(launch, absl::OkStatus());
+  return remain;
 }
 
 void Session::ReleaseHeldLaunches() {

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "helmway/program/layout.h"
 #include "helmway/program/sharding.h"
 #include "helmway/proxy/session_testing.h"
@@ -162,6 +163,61 @@ TEST_F(ExecuteTest, FirstRunDescribesItsOutputs) {
   // The client's own handles are others.
   EXPECT_THAT(client().Status(Destruct({response.outputs(0).array_handle()})), IsOk());
   EXPECT_THAT(client().Commands(), ElementsAre("delete 3,4"));
+}
+
+TEST_F(ExecuteTest, FirstRunWithCallbacksIsAnsweredWhenTheyHaveReturned) {
+  const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
+  const uint64_t first = client().Send(Execute({program}));
+  EXPECT_THAT(client().Commands(), ElementsAre("execute #2 program 1 () -> (1)", "flush"));
+  EXPECT_FALSE(client().Answered(first));
+  // Nobody else waits.
+  client().MakeArray(77);
+  FinishAll();
+  const Answer answer = client().AnswerTo(first);
+  ASSERT_THAT(answer.status, IsOk());
+  ASSERT_EQ(answer.response.loaded_executable_execute_response().outputs_size(), 1);
+  EXPECT_THAT(client().Use(answer.response.loaded_executable_execute_response().outputs(0).array_handle()),
+              IsOk());
+  // Later runs are answered at once.
+  EXPECT_THAT(client().Ask(Execute({program, {}, {78}})).status, IsOk());
+  FinishAll();
+}
+
+TEST_F(ExecuteTest, FirstRunWithCallbacksThatFail) {
+  const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
+  const uint64_t first = client().Send(Execute({.executable = program, .fill_status = true}));
+  EXPECT_FALSE(client().Answered(first));
+  FinishAll(absl::InternalError("ValueError: no"));
+  EXPECT_THAT(client().AnswerTo(first).status, FailsWith(absl::StatusCode::kInternal, "ValueError: no"));
+  // The client has not heard of the output nor of the status: they are gone.
+  EXPECT_THAT(client().Commands(), ::testing::Contains(::testing::StartsWith("execute")));
+  for (uint64_t handle = program + 2; handle < program + 10; ++handle) {  // the program has a future
+    EXPECT_THAT(client().Status(Destruct({handle})), FailsWith(kNotFound, "handle"));
+    EXPECT_THAT(client().Status(Fetch(handle)), FailsWith(kNotFound, "handle"));
+  }
+  EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
+}
+
+class ImpatientExecuteTest : public ExecuteTest {
+ protected:
+  ProxyOptions options() override {
+    ProxyOptions options = ExecuteTest::options();
+    options.callback_patience = absl::Milliseconds(1);
+    return options;
+  }
+};
+
+// A callback may wait for what its caller does next.
+TEST_F(ImpatientExecuteTest, FirstRunWithCallbacksIsNotAwaitedForEver) {
+  const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
+  const uint64_t first = client().Send(Execute({program}));
+  while (!client().Answered(first)) absl::SleepFor(absl::Milliseconds(1));
+  const Answer answer = client().AnswerTo(first);
+  ASSERT_THAT(answer.status, IsOk());
+  FinishAll(absl::InternalError("ValueError: no"));
+  // The output is there, and its user gets the error from the worker.
+  EXPECT_THAT(client().Use(answer.response.loaded_executable_execute_response().outputs(0).array_handle()),
+              IsOk());
 }
 
 TEST_F(ExecuteTest, OutputsOnOneDevice) {

@@ -1,18 +1,16 @@
 #include "helmway/proxy/host_buffers.h"
 
-#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "helmway/base/clock.h"
 #include "helmway/base/status.h"
 
 namespace helmway::proxy {
 namespace {
 
 absl::Status SessionEnded() { return absl::CancelledError("the session has ended"); }
-
-int64_t NowNs() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
 
@@ -165,7 +163,7 @@ void HostBuffers::Take(uint64_t handle, Arrived arrived) {
         entries_.erase(handle);
       } else {
         entry.waiting = std::move(arrived);
-        entry.waiting_since_ns = NowNs();
+        entry.waiting_since = base::SteadyNow();
         return;
       }
     }
@@ -173,7 +171,7 @@ void HostBuffers::Take(uint64_t handle, Arrived arrived) {
   arrived(std::move(bytes));
 }
 
-bool HostBuffers::FailWaitsBefore(int64_t began_before_ns, const absl::Status& status) {
+bool HostBuffers::FailWaitsBefore(absl::Time began_before, const absl::Status& status) {
   std::vector<std::pair<uint64_t, Arrived>> failed;
   bool remain = false;
   {
@@ -183,7 +181,7 @@ bool HostBuffers::FailWaitsBefore(int64_t began_before_ns, const absl::Status& s
       // An upload that has begun is not late: gRPC ends it when its client is gone.
       if (!entry.waiting || entry.storing) {
         ++it;
-      } else if (entry.waiting_since_ns < began_before_ns) {
+      } else if (entry.waiting_since < began_before) {
         failed.emplace_back(it->first, std::move(entry.waiting));
         entries_.erase(it++);
       } else {

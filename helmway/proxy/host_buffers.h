@@ -52,9 +52,9 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
   // Takes the buffer out once it is complete: inside the call if it is already. The bytes, or why they will
   // never come. Each handle can be taken once.
   void Take(uint64_t handle, Arrived arrived);
-  // Fails a wait of Take that is not over, if it began before `deadline_ns` (steady clock). Returns whether
+  // Fails a wait of Take that is not over, if it began before that time (base::SteadyNow). Returns whether
   // waits remain.
-  bool FailWaitsBefore(int64_t began_before_ns, const absl::Status& status);
+  bool FailWaitsBefore(absl::Time began_before, const absl::Status& status);
 
   // ---- To the client ----
   absl::StatusOr<base::HostBytes> Lookup(uint64_t handle);
@@ -74,7 +74,7 @@ class HostBuffers : public std::enable_shared_from_this<HostBuffers> {
     base::HostBytes bytes;  // if complete
     absl::Status failure;   // the upload broke off
     Arrived waiting;        // somebody has taken the handle before its bytes came
-    int64_t waiting_since_ns = 0;
+    absl::Time waiting_since;
     int64_t budget_bytes = 0;
   };
   absl::Status CheckUnused(uint64_t handle);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,8 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int64_t kBudget = 1000;
-constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
-constexpr int64_t kAlways = std::numeric_limits<int64_t>::max();
+const absl::Time kNever = absl::InfinitePast();
+const absl::Time kAlways = absl::InfiniteFuture();
 
 class HostBuffersTest : public ::testing::Test {
  protected:

@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "helmway/base/clock.h"
 #include "helmway/base/local_addresses.h"
 #include "helmway/base/random.h"
 #include "helmway/proxy/session.h"
@@ -123,37 +122,47 @@ void Proxy::Forget(uint64_t session_id) {
   sessions_.erase(it);
 }
 
-void Proxy::WatchHostBuffers() {
+void Proxy::WatchSessions(absl::Duration patience) {
   base::MutexLock lock(&mu_);
-  watching_ = true;
+  watched_ = std::min(watched_, patience);
 }
 
 void Proxy::Watch() {
-  const absl::Duration patience = options_.host_buffer_patience;
-  auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return watching_ || stopping_; };
-  auto stop = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; };
+  absl::Duration step;
+  auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return watched_ < absl::InfiniteDuration() || stopping_;
+  };
+  const auto step_for = [](absl::Duration patience) {
+    return std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10));
+  };
+  auto must_hurry = [&]()
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return step_for(watched_) < step || stopping_; };
   while (true) {
     std::vector<std::shared_ptr<Session>> sessions;
     {
       base::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&wanted));
-      if (mu_.AwaitWithTimeout(absl::Condition(&stop),
-                               std::clamp(patience / 4, absl::Milliseconds(10), absl::Seconds(10)))) {
-        return;
-      }
-      watching_ = false;
+      do {
+        step = step_for(watched_);
+      } while (mu_.AwaitWithTimeout(absl::Condition(&must_hurry), step) && !stopping_);
+      if (stopping_) return;
+      watched_ = absl::InfiniteDuration();
       for (const auto& [id, session] : sessions_) sessions.push_back(session);
     }
-    const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
+    const absl::Time now = base::SteadyNow();
     // FAILED_PRECONDITION: what a client must do is send the buffer; none of the codes that an elastic
     // trainer takes for a lost slice.
+    const absl::Duration patience = options_.host_buffer_patience;
     const absl::Status late = absl::FailedPreconditionError(
         absl::StrCat("never came: its upload did not begin within ", absl::FormatDuration(patience)));
-    bool remain = false;
+    bool buffers_remain = false;
+    bool runs_remain = false;
     for (const auto& session : sessions) {
-      remain |= session->host_buffers().FailWaitsBefore(now - absl::ToInt64Nanoseconds(patience), late);
+      buffers_remain |= session->host_buffers().FailWaitsBefore(now - patience, late);
+      runs_remain |= session->AnswerRunsBefore(now - options_.callback_patience);
     }
-    if (remain) WatchHostBuffers();
+    if (buffers_remain) WatchSessions(patience);
+    if (runs_remain) WatchSessions(options_.callback_patience);
   }
 }
 

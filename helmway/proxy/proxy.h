@@ -37,6 +37,8 @@ struct ProxyOptions {
   int64_t max_host_buffer_bytes = 0;
   // How long a request may wait for a host buffer whose upload has not begun.
   absl::Duration host_buffer_patience = absl::Minutes(5);
+  // How long the answer to the first run of a program with callbacks waits for their return.
+  absl::Duration callback_patience = absl::Seconds(1);
   // Runs of one session that are under way; beyond it the client's stream is not read.
   int64_t max_launches_under_way = 2000;
 };
@@ -75,8 +77,8 @@ class Proxy final : public net::SessionManager, public net::CallbackStreamManage
   cluster::ExecutableId NewExecutable() { return next_executable_.fetch_add(1); }
   cluster::LaunchId NewLaunch();
   void Forget(uint64_t session_id);
-  // A session has begun to wait for a host buffer.
-  void WatchHostBuffers();
+  // A session has begun a wait that is to end after that long: for a host buffer or for callbacks.
+  void WatchSessions(absl::Duration patience);
 
  private:
   void Watch();
@@ -90,7 +92,8 @@ class Proxy final : public net::SessionManager, public net::CallbackStreamManage
   async::Outstanding live_sessions_;
   base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mu_);
-  bool watching_ ABSL_GUARDED_BY(mu_) = false;
+  // The shortest wait that is watched, or infinite.
+  absl::Duration watched_ ABSL_GUARDED_BY(mu_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   async::ThreadPool blocking_;
   std::thread watcher_;

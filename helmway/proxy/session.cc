@@ -315,6 +315,7 @@ void Session::OnClosed() {
     futures_.clear();
     deletion_futures_.clear();
     held_.clear();
+    late_answers_.clear();
     released_.clear();
     executables.swap(executables_);
   }

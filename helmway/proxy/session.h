@@ -69,6 +69,9 @@ class Session final : public net::SessionHandler,
   const std::string& peer_host() const { return peer_host_; }
   HostBuffers& host_buffers() { return *host_buffers_; }
   PythonCallbacks& callbacks() { return *callbacks_; }
+  // Answers clients that have waited since before `time` for the end of a first run. Returns whether waits
+  // remain.
+  bool AnswerRunsBefore(absl::Time time);
 
   void OnRequest(xla::ifrt::proxy::IfrtRequest& request) override;
   void OnClosed() override;
@@ -222,6 +225,8 @@ class Session final : public net::SessionHandler,
 
   // ---- Launches (executable_requests.cc) ----
   void LaunchDone();
+  // Answers the client if it still waits for this run. An error takes back the handles of its outputs.
+  void AnswerFirstRun(cluster::LaunchId launch, const absl::Status& status);
   // Lets launches go whose host bytes are all here, in order.
   void ReleaseHeldLaunches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -257,6 +262,16 @@ class Session final : public net::SessionHandler,
     std::vector<std::shared_ptr<const array::Arrival>> arrivals;
   };
   std::deque<HeldLaunch> held_ ABSL_GUARDED_BY(mu_);
+  // First runs of programs with callbacks. Users expect the error of a callback from the call itself, as
+  // JAX's CPU backend gives it, and the client waits for a first run's answer anyway: it comes when the run
+  // is done. But not for ever, since a callback may wait for what its caller does next.
+  struct LateAnswer {
+    uint64_t op_id = 0;
+    absl::Time since;
+    std::vector<uint64_t> outputs;
+    xla::ifrt::proxy::IfrtResponse response;
+  };
+  absl::flat_hash_map<cluster::LaunchId, LateAnswer> late_answers_ ABSL_GUARDED_BY(mu_);
   int64_t launches_under_way_ ABSL_GUARDED_BY(mu_) = 0;
   bool paused_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -2,9 +2,11 @@
 
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/cluster/python_callback.h"
 #include "helmway/program/sharding.h"
 #include "helmway/wire/serialized.h"
 #include "helmway/wire/xla_data.pb.h"
@@ -225,6 +227,12 @@ cluster::CompiledProgram Compiled(const ProgramForm& form) {
     auto& alias = *module.mutable_input_output_alias()->add_entries();
     alias.set_parameter_number(donated);
     alias.set_kind(xla::MUST_ALIAS);
+  }
+  for (const uint64_t callback : form.python_callbacks) {
+    xla::HloInstructionProto& call = *module.add_computations()->add_instructions();
+    call.set_opcode("custom-call");
+    call.set_custom_call_target(cluster::kPythonCallbackTarget);
+    call.set_backend_config(absl::StrCat("{callback = ", callback, " : ui64}"));
   }
   cluster::CompiledProgram program;
   program.name = "form";

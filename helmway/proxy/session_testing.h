@@ -89,6 +89,7 @@ struct ProgramForm {
   std::vector<int32_t> donated = {};
   std::vector<int32_t> devices = {10};
   std::vector<std::string> output_memory_kinds = {};  // empty: "device" for each
+  std::vector<uint64_t> python_callbacks = {};
 };
 
 // What a compiler says about a program of f32 values called "form".
