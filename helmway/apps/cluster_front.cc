@@ -48,9 +48,9 @@ struct Member {
 
 // What the lease and the membership say, taken together.
 struct Wanted {
-  std::vector<Member> members;  // of all slices; empty if any is missing
+  std::vector<Member> members;  // those that are usable
   std::set<size_t> ready;       // positions whose workers are all usable
-  std::string missing;          // why there are none; for clients
+  std::string missing;          // what is; empty: nothing, `members` are all of them
 };
 
 // What tells of a lost connection, which may outlive the front.
@@ -67,8 +67,7 @@ struct Signal {
 
 // A proxy for one set of connections. It goes when the last of its streams has.
 struct Generation {
-  std::vector<Member> members;
-  std::shared_ptr<std::atomic<bool>> lost = std::make_shared<std::atomic<bool>>(false);
+  std::vector<Member> members;  // by worker of the group; of the front's thread
   // Destroyed from the bottom up.
   std::unique_ptr<cluster::WorkerGroup> workers;
   std::unique_ptr<proxy::Proxy> proxy;
@@ -266,8 +265,10 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     }
     if (missing > kMaxReasons) reasons.push_back(absl::StrCat(missing - kMaxReasons, " more"));
     if (missing > 0) wanted.missing = absl::StrJoin(reasons, "; ");
-    if (missing > 0 || !lease_.granted) wanted.members.clear();
-    if (!lease_.granted) wanted.ready.clear();
+    if (!lease_.granted) {
+      wanted.members.clear();
+      wanted.ready.clear();
+    }
     return wanted;
   }
 
@@ -281,26 +282,29 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   }
 
   // Blocks.
+  absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectTo(const Member& member) {
+    if (Stopping()) return absl::CancelledError("the server ends");
+    auto on_lost = [signal = signal_](const absl::Status& status) {
+      LOG(WARNING) << status.message();
+      signal->Set();
+    };
+    return net::ConnectToWorker({.address = member.address,
+                                 .name = member.name,
+                                 .incarnation = member.incarnation,
+                                 .timeout = options_.worker_timeout,
+                                 .software = Software(),
+                                 .on_lost = std::move(on_lost),
+                                 .streams = &streams_,
+                                 .host_memory = options_.proxy.host_memory});
+  }
+
+  // Blocks.
   absl::StatusOr<std::shared_ptr<Generation>> Connect(const std::vector<Member>& members) {
     auto generation = std::make_shared<Generation>();
     generation->members = members;
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
     for (const Member& member : members) {
-      if (Stopping()) return absl::CancelledError("the server ends");
-      auto on_lost = [signal = signal_, lost = generation->lost](const absl::Status& status) {
-        LOG(WARNING) << status.message();
-        lost->store(true);
-        signal->Set();
-      };
-      HELMWAY_ASSIGN_OR_RETURN(links.emplace_back(),
-                               net::ConnectToWorker({.address = member.address,
-                                                     .name = member.name,
-                                                     .incarnation = member.incarnation,
-                                                     .timeout = options_.worker_timeout,
-                                                     .software = Software(),
-                                                     .on_lost = std::move(on_lost),
-                                                     .streams = &streams_,
-                                                     .host_memory = options_.proxy.host_memory}));
+      HELMWAY_ASSIGN_OR_RETURN(links.emplace_back(), ConnectTo(member));
     }
     HELMWAY_ASSIGN_OR_RETURN(generation->workers, cluster::WorkerGroup::Create(std::move(links)));
     proxy::ProxyOptions options = options_.proxy;
@@ -330,48 +334,95 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     }
   }
 
+  // Gives sessions the workers that have come back. Blocks. OK if it has all of them that are wanted.
+  absl::Status Mend(Generation& generation, const std::vector<Member>& wanted) {
+    absl::Status outcome;
+    for (size_t i = 0; i < generation.members.size(); ++i) {
+      Member& member = generation.members[i];
+      const auto now = std::find_if(wanted.begin(), wanted.end(), [&](const Member& other) {
+        return other.worker == member.worker && other.position == member.position;
+      });
+      const auto index = static_cast<cluster::WorkerIndex>(i);
+      if (now == wanted.end() || (*now == member && !generation.workers->IsLost(index))) continue;
+      auto link = ConnectTo(*now);
+      absl::Status status = link.status();
+      if (status.ok()) status = generation.workers->Return(index, *std::move(link));
+      if (status.ok()) {
+        member = *now;
+      } else {
+        outcome.Update(status);
+      }
+    }
+    return outcome;
+  }
+
+  // Whether the sessions of a generation may go on with these.
+  static bool MayMend(const Generation& generation, const Wanted& wanted) {
+    return !wanted.members.empty() &&
+           (!wanted.missing.empty() || wanted.members.size() == generation.members.size()) &&
+           std::all_of(wanted.members.begin(), wanted.members.end(), [&](const Member& member) {
+             return std::any_of(generation.members.begin(), generation.members.end(), [&](const Member& known) {
+               return known.worker == member.worker && known.position == member.position;
+             });
+           });
+  }
+
   // False: again after a while, though nothing changes.
   bool Step() {
     EndSessionsWithoutLease();
     const Wanted wanted = Want();
-    bool done = true;
-    bool connect = !wanted.members.empty();
+    const bool complete = wanted.missing.empty() && !wanted.members.empty();
+    std::shared_ptr<Generation> last;
     {
       base::MutexLock lock(&mu_);
-      if (has_current_) {
-        const Generation& current = *generations_.back();
-        if (!current.lost->load() && current.members == wanted.members) {
-          connect = false;
-        } else {
-          has_current_ = false;
-        }
-      }
+      if (!generations_.empty()) last = generations_.back();
+      if (!complete) has_current_ = false;
       missing_ = wanted.missing.empty() ? "it connects to them" : wanted.missing;
     }
     TellUnplaced(wanted);
-    if (connect) {
-      auto generation = Connect(wanted.members);
-      base::MutexLock lock(&mu_);
-      if (generation.ok()) {
-        generations_.push_back(*std::move(generation));
-        has_current_ = true;
-      } else {
-        if (missing_ != generation.status().message()) LOG(WARNING) << generation.status().message();
-        missing_ = std::string(generation.status().message());
-        done = false;
+    absl::Status status;
+    if (last != nullptr && MayMend(*last, wanted)) {
+      {
+        base::MutexLock lock(&mu_);
+        has_current_ = has_current_ && !SomeDiffer(*last, wanted);
       }
+      status = Mend(*last, wanted.members);
+      base::MutexLock lock(&mu_);
+      if (status.ok() && complete) has_current_ = true;
+    } else if (complete) {
+      auto generation = Connect(wanted.members);
+      status = generation.status();
+      base::MutexLock lock(&mu_);
+      has_current_ = generation.ok();
+      if (generation.ok()) generations_.push_back(*std::move(generation));
     }
-    if (connect && done) TellPlaced(wanted.members);
-    return DropUnused() && done;
+    last = nullptr;
+    if (!status.ok()) {
+      base::MutexLock lock(&mu_);
+      if (missing_ != status.message()) LOG(WARNING) << status.message();
+      missing_ = std::string(status.message());
+    } else if (complete) {
+      TellPlaced(wanted.members);
+    }
+    return DropUnused() && status.ok();
+  }
+
+  // Whether some of them are not those, or not connected.
+  static bool SomeDiffer(const Generation& generation, const Wanted& wanted) {
+    if (generation.members != wanted.members) return true;
+    for (size_t i = 0; i < generation.members.size(); ++i) {
+      if (generation.workers->IsLost(static_cast<cluster::WorkerIndex>(i))) return true;
+    }
+    return false;
   }
 
   // Slices whose workers are not those any more that were placed.
   void TellUnplaced(const Wanted& wanted) {
     std::set<size_t> gone;
     for (const Member& member : placed_) {
-      const bool same = wanted.ready.count(member.position) > 0 &&
-                        (wanted.members.empty() || std::find(wanted.members.begin(), wanted.members.end(),
-                                                             member) != wanted.members.end());
+      const bool same =
+          wanted.ready.count(member.position) > 0 &&
+          std::find(wanted.members.begin(), wanted.members.end(), member) != wanted.members.end();
       if (!same) gone.insert(member.position);
     }
     for (const size_t position : gone) {
@@ -381,6 +432,7 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   }
 
   void TellPlaced(const std::vector<Member>& members) {
+    if (placed_ == members) return;
     std::set<size_t> known;
     for (const Member& member : placed_) known.insert(member.position);
     for (size_t i = 0; i < members.size();) {
@@ -444,7 +496,7 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   cluster::Membership membership_ ABSL_GUARDED_BY(mu_);
   cluster::Lease lease_ ABSL_GUARDED_BY(mu_);
   absl::Status manager_lost_ ABSL_GUARDED_BY(mu_);
-  // By age. Those before the last one, and that too if it is not current, are there for their streams only.
+  // By age. Those before the last one are there for their streams only; so is that, while workers are missing.
   std::vector<std::shared_ptr<Generation>> generations_ ABSL_GUARDED_BY(mu_);
   bool has_current_ ABSL_GUARDED_BY(mu_) = false;
   std::string missing_ ABSL_GUARDED_BY(mu_) = "it has just started";

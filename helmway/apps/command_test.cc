@@ -44,6 +44,9 @@ class FakeServer : public EmbeddedServer {
  public:
   explicit FakeServer(int* shutdowns) : shutdowns_(shutdowns) {}
   int port() const override { return 4711; }
+  absl::Status ReturnWorker(size_t /*number*/, const RemoteWorkerAddress& /*address*/) override {
+    return absl::OkStatus();
+  }
   void Shutdown() override { ++*shutdowns_; }
 
  private:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <system_error>
@@ -131,6 +132,13 @@ class EmbeddedServerImpl final : public EmbeddedServer {
 
   ~EmbeddedServerImpl() override { Shutdown(); }
   int port() const override { return grpc_->port(); }
+  absl::Status ReturnWorker(size_t number, const RemoteWorkerAddress& address) override {
+    if (group_ == nullptr) return absl::InvalidArgumentError("the server has no workers of their own");
+    HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<cluster::WorkerLink> link, connect_(number, address));
+    HELMWAY_RETURN_IF_ERROR(group_->Return(static_cast<cluster::WorkerIndex>(number), std::move(link)));
+    LOG(WARNING) << address.name << " is back, at " << address.address;
+    return absl::OkStatus();
+  }
   void Shutdown() override {
     if (grpc_) grpc_->Shutdown();
   }
@@ -158,18 +166,29 @@ class EmbeddedServerImpl final : public EmbeddedServer {
 
   absl::Status ConnectToWorkers(const EmbeddedServerOptions& options,
                                 const std::shared_ptr<base::HostMemoryPool>& host_memory) {
+    connect_ = [this, timeout = options.worker_timeout, told = options.on_worker_lost, host_memory](
+                   size_t number, const RemoteWorkerAddress& worker) {
+      auto on_lost = [told, number, incarnation = worker.incarnation](const absl::Status& status) {
+        LOG(WARNING) << status.message();
+        if (told) told(number, incarnation);
+      };
+      return net::ConnectToWorker({.address = worker.address,
+                                   .name = worker.name,
+                                   .incarnation = worker.incarnation,
+                                   .timeout = timeout,
+                                   .software = Software(),
+                                   .on_lost = std::move(on_lost),
+                                   .streams = &streams_,
+                                   .host_memory = host_memory});
+    };
     std::vector<std::unique_ptr<cluster::WorkerLink>> workers;
-    for (const RemoteWorkerAddress& worker : options.workers) {
-      HELMWAY_ASSIGN_OR_RETURN(workers.emplace_back(),
-                               net::ConnectToWorker({.address = worker.address,
-                                                     .name = worker.name,
-                                                     .incarnation = worker.incarnation,
-                                                     .timeout = options.worker_timeout,
-                                                     .software = Software(),
-                                                     .streams = &streams_,
-                                                     .host_memory = host_memory}));
+    for (size_t i = 0; i < options.workers.size(); ++i) {
+      HELMWAY_ASSIGN_OR_RETURN(workers.emplace_back(), connect_(i, options.workers[i]));
     }
-    HELMWAY_ASSIGN_OR_RETURN(worker_, cluster::WorkerGroup::Create(std::move(workers)));
+    HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<cluster::WorkerGroup> group,
+                             cluster::WorkerGroup::Create(std::move(workers)));
+    group_ = group.get();
+    worker_ = std::move(group);
     return absl::OkStatus();
   }
 
@@ -177,6 +196,10 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   // Destroyed from the bottom up: no stream outlives the proxy, no session the worker.
   net::MessageStreamClient streams_;
   std::unique_ptr<cluster::WorkerLink> worker_;
+  cluster::WorkerGroup* group_ = nullptr;  // worker_, if there are several
+  std::function<absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>(size_t number,
+                                                                     const RemoteWorkerAddress& worker)>
+      connect_;
   std::unique_ptr<proxy::Proxy> proxy_;
   std::unique_ptr<ClusterFront> front_;  // instead of the two
   std::unique_ptr<grpc::Service> service_;

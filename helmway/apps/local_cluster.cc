@@ -21,6 +21,7 @@
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
 #include "helmway/apps/worker_server.h"
+#include "helmway/base/clock.h"
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
 
@@ -28,6 +29,10 @@ namespace helmway::apps {
 namespace {
 
 constexpr absl::Duration kPatienceAtTheEnd = absl::Seconds(5);
+// Before a worker is started again.
+constexpr absl::Duration kFirstWait = absl::Milliseconds(250);
+constexpr absl::Duration kLongestWait = absl::Seconds(10);
+constexpr absl::Duration kLongLife = absl::Minutes(1);
 
 class FileDescriptor {
  public:
@@ -45,6 +50,17 @@ class FileDescriptor {
  private:
   int fd_;
 };
+
+struct Pipe {
+  FileDescriptor read_end;
+  FileDescriptor write_end;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "cannot start a worker");
+  return Pipe{FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
 
 std::string WorkerName(int number, int workers, int slices) {
   const std::string name = absl::StrCat("worker ", number);
@@ -103,75 +119,198 @@ const FlagTable& LocalWorkerFlags() {
 
 }  // namespace
 
-absl::Status LocalCluster::StartWorker(const LocalClusterOptions& options, int number, int report_fd) {
-  const int per_slice = options.workers / options.slices;
-  std::vector<std::string> command = {options.executable,
+LocalCluster::LocalCluster(const LocalClusterOptions& options)
+    : options_(options), chaos_(options.chaos_seed.value_or(0)) {
+  base::MutexLock lock(&mu_);
+  children_.resize(static_cast<size_t>(options.workers));
+}
+
+std::string LocalCluster::NameOf(size_t number) const {
+  return WorkerName(static_cast<int>(number), options_.workers, options_.slices);
+}
+
+absl::Status LocalCluster::StartWorker(size_t number, int report_fd) {
+  const size_t per_slice = static_cast<size_t>(options_.workers / options_.slices);
+  std::vector<std::string> command = {options_.executable,
                                       "local_worker",
                                       absl::StrCat("--number=", number),
                                       absl::StrCat("--slice=", number / per_slice),
                                       absl::StrCat("--task=", number % per_slice),
-                                      absl::StrCat("--devices=", options.devices_per_worker),
-                                      absl::StrCat("--pjrt_plugin=", options.plugin_path),
-                                      absl::StrCat("--python=", options.python),
-                                      absl::StrCat("--gcs_scratch_location=", options.scratch_location),
+                                      absl::StrCat("--devices=", options_.devices_per_worker),
+                                      absl::StrCat("--pjrt_plugin=", options_.plugin_path),
+                                      absl::StrCat("--python=", options_.python),
+                                      absl::StrCat("--gcs_scratch_location=", options_.scratch_location),
                                       absl::StrCat("--report_fd=", report_fd)};
-  command.insert(command.end(), options.flags.begin(), options.flags.end());
-  HELMWAY_ASSIGN_OR_RETURN(const pid_t child, StartChild(command, options.environment, options.signal_mask,
+  command.insert(command.end(), options_.flags.begin(), options_.flags.end());
+  HELMWAY_ASSIGN_OR_RETURN(const pid_t child, StartChild(command, options_.environment, options_.signal_mask,
                                                          {.background = true, .kept_fd = report_fd}));
-  children_.push_back(child);
+  base::MutexLock lock(&mu_);
+  children_[number].pid = child;
+  children_[number].incarnation = 0;
+  children_[number].started = base::SteadyNow();
   return absl::OkStatus();
 }
 
+absl::StatusOr<RemoteWorkerAddress> LocalCluster::AwaitReport(size_t number, int report_fd,
+                                                              absl::Time deadline) {
+  const std::string name = NameOf(number);
+  absl::StatusOr<std::string> line = ReadLine(report_fd, deadline);
+  if (!line.ok()) return base::Annotate(line.status(), name);
+  int port;
+  uint64_t incarnation;
+  if (!ParseReport(*line, &port, &incarnation)) {
+    return absl::InternalError(absl::StrCat(name, " reports \"", *line, "\""));
+  }
+  base::MutexLock lock(&mu_);
+  children_[number].incarnation = incarnation;
+  return RemoteWorkerAddress{absl::StrCat("127.0.0.1:", port), name, incarnation};
+}
+
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
-  auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster());
+  auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster(options));
   std::vector<FileDescriptor> reports;
-  for (int number = 0; number < options.workers; ++number) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "cannot start workers");
-    reports.emplace_back(ends[0]);
-    const FileDescriptor write_end(ends[1]);
-    HELMWAY_RETURN_IF_ERROR(cluster->StartWorker(options, number, write_end.get()));
+  for (size_t number = 0; number < static_cast<size_t>(options.workers); ++number) {
+    HELMWAY_ASSIGN_OR_RETURN(Pipe report, MakePipe());
+    HELMWAY_RETURN_IF_ERROR(cluster->StartWorker(number, report.write_end.get()));
+    reports.push_back(std::move(report.read_end));
   }
   const absl::Time deadline = absl::Now() + options.start_timeout;
-  for (int number = 0; number < options.workers; ++number) {
-    const std::string name = WorkerName(number, options.workers, options.slices);
-    absl::StatusOr<std::string> line = ReadLine(reports[static_cast<size_t>(number)].get(), deadline);
-    if (!line.ok()) return base::Annotate(line.status(), name);
-    int port;
-    uint64_t incarnation;
-    if (!ParseReport(*line, &port, &incarnation)) {
-      return absl::InternalError(absl::StrCat(name, " reports \"", *line, "\""));
-    }
-    cluster->addresses_.push_back({absl::StrCat("127.0.0.1:", port), name, incarnation});
+  for (size_t number = 0; number < reports.size(); ++number) {
+    HELMWAY_ASSIGN_OR_RETURN(cluster->addresses_.emplace_back(),
+                             cluster->AwaitReport(number, reports[number].get(), deadline));
   }
   return cluster;
 }
 
+void LocalCluster::Watch(Returned returned) {
+  watching_ = true;
+  returned_ = std::move(returned);
+  starts_ = std::make_unique<async::ThreadPool>(
+      async::ThreadPool::Options{.name = "worker-starts", .threads = std::min(options_.workers, 4)});
+  if (options_.chaos_seed) {
+    LOG(WARNING) << "chaos with the seed " << *options_.chaos_seed << ": kills a worker about every "
+                 << absl::FormatDuration(options_.chaos_interval);
+    next_kill_ = base::SteadyNow() + options_.chaos_interval;
+  }
+  Reap();  // what has ended meanwhile
+}
+
+void LocalCluster::StopWatching() {
+  if (!std::exchange(watching_, false)) return;
+  // What starts now is not needed, and not waited for.
+  {
+    base::MutexLock lock(&mu_);
+    for (const Child& child : children_) {
+      if (child.pid != 0 && child.incarnation == 0) kill(child.pid, SIGKILL);
+    }
+  }
+  starts_->Stop();
+}
+
 void LocalCluster::Reap() {
+  base::MutexLock lock(&mu_);
   for (size_t i = 0; i < children_.size(); ++i) {
+    Child& child = children_[i];
     int status;
-    if (children_[i] == 0 || waitpid(children_[i], &status, WNOHANG) != children_[i]) continue;
-    LOG(ERROR) << (i < addresses_.size() ? addresses_[i].name : "a worker") << ", process " << children_[i]
-               << ", has ended"
-               << (WIFSIGNALED(status)
-                       ? absl::StrCat(" by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")")
-                       : absl::StrCat(" with exit code ", WEXITSTATUS(status)));
-    children_[i] = 0;
+    if (child.pid != 0 && waitpid(child.pid, &status, WNOHANG) == child.pid) {
+      LOG(ERROR) << NameOf(i) << ", process " << child.pid << ", has ended"
+                 << (WIFSIGNALED(status) ? absl::StrCat(" by signal ", WTERMSIG(status), " (",
+                                                        strsignal(WTERMSIG(status)), ")")
+                                         : absl::StrCat(" with exit code ", WEXITSTATUS(status)));
+      child.pid = 0;
+    }
+    if (!watching_ || child.pid != 0 || child.start_at != absl::InfiniteFuture()) continue;
+    if (child.restarts >= options_.max_restarts) {
+      if (child.restarts == options_.max_restarts && options_.max_restarts > 0) {
+        LOG(ERROR) << NameOf(i) << " has been started again " << child.restarts
+                   << " times and is left as it is";
+      }
+      child.restarts = options_.max_restarts + 1;
+      continue;
+    }
+    ++child.restarts;
+    const absl::Time now = base::SteadyNow();
+    if (now - child.started > kLongLife) child.wait = absl::ZeroDuration();
+    child.start_at = now + child.wait;
+    child.wait = std::clamp(2 * child.wait, kFirstWait, kLongestWait);
   }
 }
 
+absl::Time LocalCluster::next_wake_up() const {
+  absl::Time next = next_kill_;
+  base::MutexLock lock(&mu_);
+  for (const Child& child : children_) next = std::min(next, child.start_at);
+  return next;
+}
+
+void LocalCluster::WakeUp() {
+  const absl::Time now = base::SteadyNow();
+  std::vector<size_t> due;
+  {
+    base::MutexLock lock(&mu_);
+    for (size_t i = 0; i < children_.size(); ++i) {
+      if (children_[i].start_at > now) continue;
+      children_[i].start_at = absl::InfiniteFuture();
+      due.push_back(i);
+    }
+  }
+  for (const size_t number : due) {
+    if (absl::Status status = StartAgain(number); !status.ok()) {
+      LOG(ERROR) << "cannot start " << NameOf(number) << " again: " << status.message();
+      Reap();  // for another try
+    }
+  }
+  if (next_kill_ <= now) KillOne();
+}
+
+absl::Status LocalCluster::StartAgain(size_t number) {
+  HELMWAY_ASSIGN_OR_RETURN(Pipe report, MakePipe());
+  HELMWAY_RETURN_IF_ERROR(StartWorker(number, report.write_end.get()));
+  auto fd = std::make_shared<FileDescriptor>(std::move(report.read_end));
+  const bool posted = starts_->Post([this, number, fd] {
+    absl::StatusOr<RemoteWorkerAddress> address =
+        AwaitReport(number, fd->get(), absl::Now() + options_.start_timeout);
+    absl::Status status = address.status();
+    if (status.ok()) status = returned_(number, *address);
+    if (status.ok()) return;
+    LOG(ERROR) << NameOf(number) << " has not come back: " << status.message();
+    base::MutexLock lock(&mu_);
+    // It is of no use; the next one may be.
+    if (children_[number].pid != 0) kill(children_[number].pid, SIGKILL);
+  });
+  return posted ? absl::OkStatus() : absl::ResourceExhaustedError("too many workers start at once");
+}
+
+void LocalCluster::KillOne() {
+  std::uniform_real_distribution<double> factor(0.5, 1.5);
+  next_kill_ = base::SteadyNow() + options_.chaos_interval * factor(chaos_);
+  base::MutexLock lock(&mu_);
+  const size_t number = std::uniform_int_distribution<size_t>(0, children_.size() - 1)(chaos_);
+  if (children_[number].pid == 0) return;
+  LOG(WARNING) << "chaos kills " << NameOf(number);
+  kill(children_[number].pid, SIGKILL);
+}
+
+void LocalCluster::Condemn(size_t number, uint64_t incarnation) {
+  base::MutexLock lock(&mu_);
+  const Child& child = children_[number];
+  if (child.pid != 0 && child.incarnation == incarnation) kill(child.pid, SIGKILL);
+}
+
 LocalCluster::~LocalCluster() {
-  for (const pid_t child : children_) {
-    if (child != 0) kill(child, SIGTERM);
+  StopWatching();
+  base::MutexLock lock(&mu_);
+  for (const Child& child : children_) {
+    if (child.pid != 0) kill(child.pid, SIGTERM);
   }
   const absl::Time deadline = absl::Now() + kPatienceAtTheEnd;
-  for (const pid_t child : children_) {
-    if (child == 0) continue;
+  for (const Child& child : children_) {
+    if (child.pid == 0) continue;
     // A worker that is stopped, or inside a plugin that takes the signal for itself.
-    while (waitpid(child, nullptr, WNOHANG) == 0) {
+    while (waitpid(child.pid, nullptr, WNOHANG) == 0) {
       if (absl::Now() >= deadline) {
-        kill(child, SIGKILL);
-        waitpid(child, nullptr, 0);
+        kill(child.pid, SIGKILL);
+        waitpid(child.pid, nullptr, 0);
         break;
       }
       absl::SleepFor(absl::Milliseconds(2));

@@ -3,7 +3,10 @@
 #include <glog/logging.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <cerrno>
+
+#include "helmway/base/clock.h"
 
 namespace helmway::apps {
 
@@ -30,6 +33,18 @@ siginfo_t BlockedSignals::Wait() {
   siginfo_t info;
   while (sigwaitinfo(&signals_, &info) < 0) PCHECK(errno == EINTR);
   return info;
+}
+
+std::optional<siginfo_t> BlockedSignals::WaitUntil(absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) return Wait();
+  while (true) {
+    siginfo_t info;
+    const timespec left =
+        absl::ToTimespec(std::max(deadline - base::SteadyNow(), absl::ZeroDuration()));
+    if (sigtimedwait(&signals_, &info, &left) > 0) return info;
+    if (errno == EAGAIN) return std::nullopt;
+    PCHECK(errno == EINTR);
+  }
 }
 
 bool ShouldForward(const siginfo_t& info) { return info.si_code != SI_KERNEL; }

@@ -4,6 +4,9 @@
 #include <signal.h>
 
 #include <initializer_list>
+#include <optional>
+
+#include "absl/time/time.h"
 
 namespace helmway::apps {
 
@@ -20,6 +23,8 @@ class BlockedSignals {
 
   // Waits for the next of the signals.
   siginfo_t Wait();
+  // The same, until the deadline (base::SteadyNow) at most.
+  std::optional<siginfo_t> WaitUntil(absl::Time deadline);
 
   // The mask from before, for a child to start with.
   const sigset_t& original_mask() const { return original_mask_; }

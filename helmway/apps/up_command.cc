@@ -4,7 +4,9 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,15 +31,28 @@ std::vector<std::pair<std::string, std::string>> ClientVariables(int port) {
           {"IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true"}};
 }
 
+// The next signal. Meanwhile sees to the workers.
+siginfo_t NextSignal(BlockedSignals& signals, LocalCluster* workers) {
+  if (workers == nullptr) return signals.Wait();
+  while (true) {
+    const std::optional<siginfo_t> info = signals.WaitUntil(workers->next_wake_up());
+    if (!info) {
+      workers->WakeUp();
+      continue;
+    }
+    if (info->si_signo == SIGCHLD) workers->Reap();
+    return *info;
+  }
+}
+
 // Passes signals on to the child until it ends. Returns the exit code.
 int WaitForChild(pid_t child, BlockedSignals& signals, LocalCluster* workers) {
   while (true) {
-    const siginfo_t info = signals.Wait();
+    const siginfo_t info = NextSignal(signals, workers);
     if (info.si_signo != SIGCHLD) {
       if (ShouldForward(info)) kill(child, info.si_signo);
       continue;
     }
-    if (workers != nullptr) workers->Reap();
     // SIGCHLD also tells of a child that was stopped or goes on.
     int status;
     const pid_t ended = waitpid(child, &status, WNOHANG);
@@ -48,7 +63,8 @@ int WaitForChild(pid_t child, BlockedSignals& signals, LocalCluster* workers) {
 
 void CheckShape(ParsedFlags& flags) {
   if (!flags.Has("workers")) {
-    for (const char* name : {"devices_per_worker", "slices", kWorkerTimeout, kCollectiveTimeout}) {
+    for (const char* name : {"devices_per_worker", "slices", "max_worker_restarts", "chaos", "chaos_interval",
+                             kWorkerTimeout, kCollectiveTimeout}) {
       if (flags.Has(name)) flags.Error(name, absl::StrCat("--", name, " needs --workers"));
     }
     return;
@@ -60,6 +76,11 @@ void CheckShape(ParsedFlags& flags) {
     flags.Error("slices", absl::StrCat("--slices=", flags.Int("slices"), ": ", flags.Int("workers"),
                                        " workers do not make up so many slices of one size"));
   }
+}
+
+std::optional<uint64_t> ChaosSeed(const ParsedFlags& flags) {
+  if (!flags.Has("chaos")) return std::nullopt;
+  return static_cast<uint64_t>(flags.Int("chaos"));
 }
 
 // The flags of logging and timeouts that were given, for the processes of the workers.
@@ -111,6 +132,22 @@ const FlagTable& UpFlags() {
               .help = "Number of slices that the --workers make up, each as large as the others.",
               .min = 1,
               .max = 1024},
+             {.name = "max_worker_restarts",
+              .type = FlagType::kInt,
+              .default_value = "100",
+              .help = "How often one of the --workers that ends is started again; 0: never.",
+              .max = 1 << 30},
+             {.name = "chaos",
+              .type = FlagType::kInt,
+              .help = "Kills one of the --workers now and then, chosen by this seed, to try how a program takes "
+                      "it.",
+              .max = int64_t{1} << 62},
+             {.name = "chaos_interval",
+              .type = FlagType::kInt,
+              .default_value = "20",
+              .help = "About how many seconds --chaos lets pass.",
+              .min = 1,
+              .max = 1 << 20},
              {.name = "port",
               .type = FlagType::kInt,
               .default_value = "0",
@@ -171,13 +208,20 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                              .scratch_location = scratch_location,
                              .flags = FlagsForWorkers(flags),
                              .environment = context.environment,
-                             .signal_mask = signals.original_mask()});
+                             .signal_mask = signals.original_mask(),
+                             .max_restarts = static_cast<int>(flags.Int("max_worker_restarts")),
+                             .chaos_seed = ChaosSeed(flags),
+                             .chaos_interval = absl::Seconds(flags.Int("chaos_interval"))});
     if (!started.ok()) return fail(started.status(), kExitFailure);
     workers = *std::move(started);
   }
   auto server =
       context.start_server({.listen_address = *std::move(address),
                             .workers = workers ? workers->workers() : std::vector<RemoteWorkerAddress>(),
+                            .on_worker_lost =
+                                [&workers](size_t number, uint64_t incarnation) {
+                                  workers->Condemn(number, incarnation);
+                                },
                             .worker_timeout = TimeoutsFrom(flags).peer,
                             .devices = static_cast<int>(flags.Int("devices")),
                             .plugin_path = *std::move(plugin),
@@ -189,6 +233,11 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                             .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();
+  if (workers) {
+    workers->Watch([&server](size_t number, const RemoteWorkerAddress& returned) {
+      return (*server)->ReturnWorker(number, returned);
+    });
+  }
 
   int exit_code = kExitOk;
   if (flags.command.empty()) {
@@ -196,8 +245,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
       context.out << "export " << name << "=" << value << "\n";
     }
     context.out.flush();
-    while (signals.Wait().si_signo == SIGCHLD) {
-      if (workers) workers->Reap();
+    while (NextSignal(signals, workers.get()).si_signo == SIGCHLD) {
     }
   } else {
     Environment environment = context.environment;
@@ -211,6 +259,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                                                                                   : kExitFailure);
     }
   }
+  if (workers) workers->StopWatching();
   // The signals stay blocked: one sent twice must not cut the shutdown short.
   (*server)->Shutdown();
   return exit_code;

@@ -62,6 +62,18 @@ class BufferMap {
       for (const BufferId id : names.list) Forget(id, 1);
     }
   }
+  // Calls visit(first, count) for each row of names on that worker.
+  template <typename Visit>
+  void ForEachOf(WorkerIndex worker, Visit visit) const {
+    for (const auto& [first, range] : ranges_) {
+      for (const Placement::Run& run : range.placement->runs()) {
+        if (run.worker != worker) continue;
+        const uint32_t begin = std::max(run.begin, range.offset);
+        const uint32_t end = std::min(run.end, range.offset + range.count);
+        if (begin < end) visit(first + (begin - range.offset), end - begin);
+      }
+    }
+  }
   size_t num_ranges() const { return ranges_.size(); }
 
  private:

@@ -302,6 +302,8 @@ class SessionLink {
   // Calls back if the connection to the worker is lost, maybe at once; never for a worker in this process.
   // What waited for the worker has been told by itself.
   virtual void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) = 0;
+  // OK; or, once the connection to the worker is lost, DATA_LOSS naming it. Any thread.
+  virtual absl::Status Loss() = 0;
 
   // Ends the session: fails what is declared and not filled, drops launches that have not started (their
   // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later
@@ -357,6 +359,8 @@ class WorkerLink {
  public:
   virtual ~WorkerLink() = default;
   virtual const WorkerInfo& info() const = 0;
+  // As SessionLink::Loss.
+  virtual absl::Status Loss() = 0;
   // Where its peers reach it; no address if they can't.
   virtual PeerAddress peer_address() const = 0;
   // `callbacks` takes the calls of the session's programs to its client, until the session is closed and what

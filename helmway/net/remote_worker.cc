@@ -118,6 +118,10 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
+  absl::Status Loss() override {
+    base::MutexLock lock(&mu_);
+    return absl::IsCancelled(ended_) ? absl::OkStatus() : ended_;
+  }
   void Close() override;
 
   // Of the proxy's own session: launches of others that had these places will not come.
@@ -586,6 +590,7 @@ class RemoteWorker final : public cluster::WorkerLink {
 
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return peer_address_; }
+  absl::Status Loss() override { return control_->Loss(); }
 
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override {

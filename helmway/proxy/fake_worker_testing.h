@@ -104,6 +104,7 @@ class FakeSessionLink final : public cluster::SessionLink {
   void Receive(cluster::ReceiveBuffers command) override;
   void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
+  absl::Status Loss() override { return absl::OkStatus(); }
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -178,6 +179,7 @@ class FakeWorker final : public cluster::WorkerLink {
   // ---- cluster::WorkerLink ----
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return {}; }
+  absl::Status Loss() override { return absl::OkStatus(); }
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,

@@ -54,6 +54,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
   // A worker in this process is never lost.
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
+  absl::Status Loss() override { return absl::OkStatus(); }
   void Close() override;
 
   // What a peer has sent under the name of a buffer, whether or not Receive has named it already.

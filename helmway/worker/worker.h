@@ -64,6 +64,7 @@ class Worker final : public cluster::WorkerLink {
 
   const cluster::WorkerInfo& info() const override { return info_; }
   cluster::PeerAddress peer_address() const override { return {}; }
+  absl::Status Loss() override { return absl::OkStatus(); }
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
   absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,

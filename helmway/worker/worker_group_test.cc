@@ -301,5 +301,188 @@ TEST_F(WorkerGroupTest, WhatALostWorkerWasToSendFails) {
   EXPECT_THAT(*Read(3), ElementsAre(7));
 }
 
+
+// ---- Workers that are lost and come back -------------------------------------------------------------------
+
+// One device of the second worker.
+constexpr char kTriple[] = R"(
+module @triple {
+  func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {
+    %three = stablehlo.constant dense<3.0> : tensor<2xf32>
+    %0 = stablehlo.multiply %a, %three : tensor<2xf32>
+    return %0 : tensor<2xf32>
+  }
+})";
+
+class ElasticGroup : public WorkerGroupTest {
+ protected:
+  absl::Status CompileTriple(cluster::ExecutableId id) {
+    Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
+    session_->Compile(
+        {.executable = id, .code = kTriple, .options = pjrt::TestCompileOptions(1, {2048}), .devices = {2048}},
+        answer);
+    return answer.Steal().status();
+  }
+  absl::Status Triple(cluster::ExecutableId id, BufferId argument, BufferId result) {
+    StatusAnswer done;
+    cluster::Launch launch;
+    launch.id = next_launch_++;
+    launch.executable = id;
+    launch.arguments = {{argument, 1, {}}};
+    launch.results = {{result, 1, {}}};
+    launch.on_done = done;
+    session_->Execute(std::move(launch));
+    session_->Flush();
+    return done.Wait();
+  }
+};
+
+MATCHER(IsLost, "") {
+  const absl::Status status = arg;
+  *result_listener << status;
+  return status.code() == absl::StatusCode::kDataLoss &&
+         ::testing::Value(std::string(status.message()), ::testing::ContainsRegex("worker.* at 127.0.0.1"));
+}
+
+TEST_F(ElasticGroup, WhatNeedsALostWorkerFailsOnAll) {
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  ASSERT_TRUE(Compile(2, kTwice).ok());
+  PutFour(1);
+  ASSERT_TRUE(Run(1, 1, 11).ok());
+  Lose(1);
+  EXPECT_THAT(Run(1, 1, 21), IsLost());
+  // Also where the devices do not need each other: a launch is never half done.
+  EXPECT_THAT(Run(2, 1, 31), IsLost());
+  for (const BufferId result : {21, 22, 23, 24, 31, 32, 33, 34}) {
+    EXPECT_THAT(Await({{result, 1, {}}}), IsLost());
+    EXPECT_THAT(Read(result).status(), IsLost());
+  }
+  EXPECT_THAT(*Read(12), ElementsAre(28));
+  EXPECT_THAT(Read(13).status(), IsLost());
+  EXPECT_THAT(*Read(2), ElementsAre(2, 3));
+}
+
+TEST_F(ElasticGroup, ProgramsForALostWorkerAreCompiledByAnother) {
+  Lose(1);
+  auto compiled = Compile(1, kSum);
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  EXPECT_EQ(compiled->devices, kDevices);
+  EXPECT_TRUE(CompileTriple(2).ok());
+  PutFour(1);
+  EXPECT_THAT(Run(1, 1, 11), IsLost());
+  EXPECT_THAT(Triple(2, 3, 20), IsLost());
+  EXPECT_THAT(Read(20).status(), IsLost());
+  Return(1);
+  AwaitUsable(2048);
+  PutFour(101);
+  EXPECT_TRUE(Run(1, 101, 111).ok());
+  for (BufferId id = 111; id < 115; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
+  EXPECT_TRUE(Triple(2, 103, 120).ok());
+  EXPECT_THAT(*Read(120), ElementsAre(12, 15));
+}
+
+TEST_F(ElasticGroup, AWorkerThatReturnsHasItsProgramsAndNotItsBuffers) {
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  ASSERT_TRUE(Compile(2, kTwice).ok());
+  ASSERT_TRUE(CompileTriple(3).ok());
+  for (int round = 0; round < 3; ++round) {
+    const BufferId at = 1000 * static_cast<BufferId>(round + 1);
+    PutFour(at);
+    ASSERT_TRUE(Run(1, at, at + 10).ok());
+    ASSERT_TRUE(Run(2, at, at + 20).ok());
+    ASSERT_TRUE(Triple(3, at + 2, at + 30).ok());
+    EXPECT_THAT(*Read(at + 13), ElementsAre(28));
+    EXPECT_THAT(*Read(at + 30), ElementsAre(12, 15));
+    Lose(1);
+    Return(1);
+    AwaitUsable(2049);
+    // Sticky and contagious, and what is elsewhere stays good.
+    EXPECT_THAT(Read(at + 2).status(), IsLost());
+    EXPECT_THAT(Triple(3, at + 2, at + 31), IsLost());
+    EXPECT_THAT(Read(at + 31).status(), IsLost());
+    EXPECT_THAT(Run(1, at, at + 40), IsLost());
+    EXPECT_THAT(Read(at + 40).status(), IsLost());
+    session_->Copy({.sources = {at + 3, 1, {}}, .results = {at + 50, 1, {}}, .devices = {0}});
+    EXPECT_THAT(Read(at + 50).status(), IsLost());
+    EXPECT_THAT(*Read(at + 1), ElementsAre(2, 3));
+    // A copy of what is good may go there.
+    session_->Copy({.sources = {at + 1, 1, {}}, .results = {at + 51, 1, {}}, .devices = {2048}});
+    EXPECT_THAT(*Read(at + 51), ElementsAre(2, 3));
+    session_->Delete({{at, 60, {}}});
+  }
+  session_->Unload(1);
+  session_->Unload(3);
+  Lose(1);
+  Return(1);
+  AwaitUsable(2049);
+  PutFour(1);
+  EXPECT_TRUE(Run(2, 1, 11).ok());
+}
+
+TEST_F(ElasticGroup, LaunchesOfOldAndNewSessionsHaveOneOrderOnAWorkerThatReturned) {
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  Lose(1);
+  PutFour(1);
+  EXPECT_THAT(Run(1, 1, 11), IsLost());
+  Return(1);
+  AwaitUsable(2048);
+  const std::shared_ptr<cluster::SessionLink> old = session_;
+  const std::shared_ptr<cluster::SessionLink> other = group_->OpenSession(77, nullptr);
+  session_ = other;
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  PutFour(1);
+  session_ = old;
+  PutFour(201);
+  for (int i = 0; i < 20; ++i) {
+    const auto at = static_cast<BufferId>(300 + 10 * i);
+    session_ = other;
+    ASSERT_TRUE(Run(1, 1, at).ok());
+    session_ = old;
+    ASSERT_TRUE(Run(1, 201, at).ok());
+    EXPECT_THAT(*Read(at), ElementsAre(28));
+  }
+  other->Close();
+}
+
+TEST_F(ElasticGroup, AWorkerWithOtherDevicesIsNotTaken) {
+  Lose(1);
+  auto process = StartProcess(0);
+  auto link = ConnectTo(0, *process);
+  EXPECT_EQ(group_->Return(1, std::move(link)).code(), absl::StatusCode::kFailedPrecondition);
+  gone_.push_back(std::move(process));
+}
+
+// Workers come and go while a session works on.
+TEST_F(ElasticGroup, Torment) {
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  ASSERT_TRUE(Compile(2, kTwice).ok());
+  int good = 0;
+  BufferId at = 10'000;
+  for (int round = 0; round < 6; ++round) {
+    std::thread disturbs([&] {
+      Lose(round % 2);
+      Return(round % 2);
+    });
+    // A loss in the middle fails the step or leaves it whole.
+    for (int step = 0; step < 20; ++step, at += 100) {
+      PutFour(at);
+      const absl::Status status = Run(step % 2 + 1, at, at + 10);
+      if (!status.ok()) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      } else {
+        ++good;
+      }
+      session_->Delete({{at, 20, {}}});
+    }
+    disturbs.join();
+    AwaitUsable(0);
+    AwaitUsable(2048);
+    PutFour(at);
+    ASSERT_TRUE(Run(1, at, at + 10).ok());
+    for (BufferId id = at + 10; id < at + 14; ++id) EXPECT_THAT(*Read(id), ElementsAre(28)) << id;
+  }
+  EXPECT_GT(good, 0);
+}
+
 }  // namespace
 }  // namespace helmway::worker

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "helmway/cache/compile_cache.h"
 #include "helmway/cluster/worker_group.h"
 #include "helmway/net/grpc_server.h"
@@ -29,6 +30,8 @@ namespace helmway::worker {
 // One worker with all that a process of its own would have around it.
 struct Process {
   std::shared_ptr<base::HostMemoryPool> memory = std::make_shared<base::HostMemoryPool>(64 << 20);
+  uint64_t incarnation = 0;
+  std::string address;
   net::MessageStreamClient streams;
   std::shared_ptr<cache::CompileCache> cache;
   std::unique_ptr<Worker> worker;
@@ -58,54 +61,78 @@ class WorkerGroupTest : public ::testing::Test {
     Start();
   }
 
-  void Start() {
+  // A worker that listens, in a new life.
+  std::unique_ptr<Process> StartProcess(int p) {
     const char* plugin = std::getenv("HELMWAY_PJRT_PLUGIN");
-    ASSERT_NE(plugin, nullptr);
+    EXPECT_NE(plugin, nullptr);
+    auto process = std::make_unique<Process>();
+    process->incarnation = next_incarnation_++;
+    process->cache = std::make_shared<cache::CompileCache>(cache::CompileCacheOptions{.store = store_});
+    process->address = absl::StrCat("127.0.0.1:", PickPort());
+    auto worker =
+        Worker::Create({.plugin_path = plugin,
+                        .virtual_devices = devices_per_worker_,
+                        .slice_index = p,
+                        .process_id = p,
+                        .peers = net::MakePeerSender({.software = "test",
+                                                      .self = {process->address, process->incarnation},
+                                                      .streams = &process->streams,
+                                                      .host_memory = process->memory}),
+                        .collective_wait_limit = collective_wait_limit_,
+                        .host_memory = process->memory,
+                        .compile_cache = process->cache});
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    process->worker = *std::move(worker);
+    process->service = net::MakeWorkerService(
+        process->worker.get(), {.incarnation = process->incarnation,
+                                .host_memory = process->memory,
+                                .peer_address = process->address,
+                                .receive_from_peer =
+                                    [w = process->worker.get()](auto session, auto buffer, auto contents) {
+                                      w->TakeFromPeer(session, buffer, std::move(contents));
+                                    },
+                                .collectives = process->worker->collective_receiver()});
+    auto server = net::GrpcServer::Start(process->address, {}, {process->service.get()});
+    EXPECT_TRUE(server.ok()) << server.status();
+    process->server = *std::move(server);
+    return process;
+  }
+
+  std::unique_ptr<cluster::WorkerLink> ConnectTo(int p, const Process& process) {
+    auto link = net::ConnectToWorker({.address = process.address,
+                                      .name = absl::StrCat("worker ", p),
+                                      .incarnation = process.incarnation,
+                                      .software = "test",
+                                      .streams = &streams_,
+                                      .host_memory = pool_});
+    EXPECT_TRUE(link.ok()) << link.status();
+    return *std::move(link);
+  }
+
+  void Start() {
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
     for (int p = 0; p < num_workers_; ++p) {
-      auto process = std::make_unique<Process>();
-      process->cache = std::make_shared<cache::CompileCache>(cache::CompileCacheOptions{.store = store_});
-      const std::string address = absl::StrCat("127.0.0.1:", PickPort());
-      auto worker =
-          Worker::Create({.plugin_path = plugin,
-                          .virtual_devices = devices_per_worker_,
-                          .slice_index = p,
-                          .process_id = p,
-                          .peers = net::MakePeerSender({.software = "test",
-                                                        .self = {address, static_cast<uint64_t>(p) + 10},
-                                                        .streams = &process->streams,
-                                                        .host_memory = process->memory}),
-                          .collective_wait_limit = collective_wait_limit_,
-                          .host_memory = process->memory,
-                          .compile_cache = process->cache});
-      ASSERT_TRUE(worker.ok()) << worker.status();
-      process->worker = *std::move(worker);
-      process->service = net::MakeWorkerService(
-          process->worker.get(), {.incarnation = static_cast<uint64_t>(p) + 10,
-                                  .host_memory = process->memory,
-                                  .peer_address = address,
-                                  .receive_from_peer =
-                                      [w = process->worker.get()](auto session, auto buffer, auto contents) {
-                                        w->TakeFromPeer(session, buffer, std::move(contents));
-                                      },
-                                  .collectives = process->worker->collective_receiver()});
-      auto server = net::GrpcServer::Start(address, {}, {process->service.get()});
-      ASSERT_TRUE(server.ok()) << server.status();
-      process->server = *std::move(server);
-      auto link = net::ConnectToWorker({.address = address,
-                                        .name = absl::StrCat("worker ", p),
-                                        .incarnation = static_cast<uint64_t>(p) + 10,
-                                        .software = "test",
-                                        .streams = &streams_,
-                                        .host_memory = pool_});
-      ASSERT_TRUE(link.ok()) << link.status();
-      links.push_back(*std::move(link));
-      processes_.push_back(std::move(process));
+      processes_.push_back(StartProcess(p));
+      links.push_back(ConnectTo(p, *processes_.back()));
     }
     auto group = cluster::WorkerGroup::Create(std::move(links));
     ASSERT_TRUE(group.ok()) << group.status();
     group_ = *std::move(group);
     session_ = group_->OpenSession(1234, nullptr);
+  }
+
+  // The worker is gone.
+  void Lose(int p) {
+    processes_[static_cast<size_t>(p)]->server->Shutdown();
+    while (!group_->IsLost(static_cast<cluster::WorkerIndex>(p))) absl::SleepFor(absl::Milliseconds(1));
+  }
+  // Another one is in its place.
+  void Return(int p) {
+    auto process = StartProcess(p);
+    auto link = ConnectTo(p, *process);
+    gone_.push_back(std::exchange(processes_[static_cast<size_t>(p)], std::move(process)));
+    const absl::Status status = group_->Return(static_cast<cluster::WorkerIndex>(p), std::move(link));
+    EXPECT_TRUE(status.ok()) << status;
   }
 
   void TearDown() override { Stop(); }
@@ -155,6 +182,18 @@ class WorkerGroupTest : public ::testing::Test {
     if (!answer.Wait().ok()) return answer.Wait().status();
     return Values(*answer.Wait());
   }
+  // As soon as the group takes what is new on a worker that came back.
+  void AwaitUsable(cluster::DeviceId device) {
+    for (cluster::BufferId id = next_probe_;; ++id) {
+      Put(id, {1}, device);
+      const absl::Status status = Await({{id, 1, {}}});
+      session_->Delete({{id, 1, {}}});
+      next_probe_ = id + 1;
+      if (status.ok()) return;
+      ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
   absl::Status Await(const std::vector<cluster::BufferNames>& buffers) {
     StatusAnswer answer;
     session_->Await(buffers, answer);
@@ -164,19 +203,27 @@ class WorkerGroupTest : public ::testing::Test {
   // for the end of the run. Its results are the buffers 11 to 14.
   void RunOnFourDevices() {
     ASSERT_EQ(devices_.size(), 4);
+    PutFour(1);
+    const absl::Status status = Run(1, 1, 11);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  void PutFour(cluster::BufferId first) {
     for (size_t i = 0; i < 4; ++i) {
-      Put(1 + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, devices_[i]);
+      Put(first + i, {static_cast<float>(2 * i), static_cast<float>(2 * i + 1)}, devices_[i]);
     }
+  }
+  // Runs a program of four devices with one argument and one result, and waits for its end.
+  absl::Status Run(cluster::ExecutableId program, cluster::BufferId argument, cluster::BufferId result) {
     StatusAnswer done;
     cluster::Launch launch;
-    launch.id = 5;
-    launch.executable = 1;
-    launch.arguments = {{1, 4, {}}};
-    launch.results = {{11, 4, {}}};
+    launch.id = next_launch_++;
+    launch.executable = program;
+    launch.arguments = {{argument, 4, {}}};
+    launch.results = {{result, 4, {}}};
     launch.on_done = done;
     session_->Execute(std::move(launch));
     session_->Flush();
-    EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+    return done.Wait();
   }
   // A program of one partition for each device.
   absl::StatusOr<cluster::CompiledProgram> Compile(cluster::ExecutableId id, const std::string& code) {
@@ -197,7 +244,11 @@ class WorkerGroupTest : public ::testing::Test {
   // Where the compile caches of all workers persist.
   const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
   net::MessageStreamClient streams_;
+  uint64_t next_incarnation_ = 10;
+  cluster::BufferId next_probe_ = 1'000'000;
+  cluster::LaunchId next_launch_ = 5;
   std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<std::unique_ptr<Process>> gone_;
   std::unique_ptr<cluster::WorkerGroup> group_;
   std::shared_ptr<cluster::SessionLink> session_;
 };

@@ -1,0 +1,371 @@
+// Programs of a session: compiled once, loaded on their workers, and run there.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "helmway/cluster/all_of.h"
+#include "helmway/cluster/group_session.h"
+
+namespace helmway::cluster {
+namespace {
+
+// The names at the positions of one worker.
+BufferNames PartOfNames(const BufferNames& names, const Placement& placement, WorkerIndex worker) {
+  BufferNames part;
+  for (const Placement::Run& run : placement.runs()) {
+    if (run.worker != worker) continue;
+    if (names.list.empty()) {
+      AppendNames(names.first + run.begin, run.end - run.begin, &part);
+    } else {
+      for (uint32_t i = run.begin; i < run.end; ++i) AppendNames(names.list[i], 1, &part);
+    }
+  }
+  return part;
+}
+
+}  // namespace
+
+std::vector<GroupSession::Member> GroupSession::MembersOf(const Edition& edition) {
+  std::vector<Member> members;
+  members.reserve(edition.workers.size());
+  for (const WorkerIndex w : edition.workers) members.push_back({w, parts_[w].life, parts_[w].link});
+  return members;
+}
+
+// ---- Launches --------------------------------------------------------------------------------------------
+
+void GroupSession::Execute(Launch launch) {
+  TakeReturned();
+  EditionRef edition;
+  std::vector<Member> members;
+  absl::Status status;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = programs_.find(launch.executable);
+    if (it != programs_.end()) {
+      edition = it->second.edition;
+      members = MembersOf(*edition);
+      for (const BufferNames& names : launch.results) {
+        if (names.list.empty()) {
+          buffers_.Add(names.first, names.count, edition->placement);
+        } else {
+          for (size_t i = 0; i < names.list.size(); ++i) {
+            const WorkerIndex w = edition->placement->at(i);
+            buffers_.Add(names.list[i], 1, std::make_shared<const Placement>(absl::MakeConstSpan(&w, 1)));
+          }
+        }
+      }
+    } else {
+      // An executable that nobody knows any more is for any worker to refuse.
+      members.push_back({0, parts_[0].life, parts_[0].link});
+    }
+  }
+  for (const Member& member : members) {
+    if (status.ok()) status = member.link->Loss();
+  }
+  if (edition != nullptr && status.ok()) {
+    const bool loaded =
+        edition->lives.size() == members.size() &&
+        std::equal(members.begin(), members.end(), edition->lives.begin(),
+                   [](const Member& member, const LifeRef& life) { return member.life == life; });
+    if (!loaded) {
+      status = !edition->status.ok() ? edition->status
+                                     : absl::DataLossError("the program has not been loaded since one of its "
+                                                           "workers came back");
+    }
+  }
+  if (edition != nullptr && !status.ok()) return FailLaunch(std::move(launch), *edition, members, status);
+
+  if (edition != nullptr) launch.executable = edition->name;
+  std::vector<uint64_t> places(members.size(), 0);
+  if (launch.held) {
+    base::MutexLock lock(&mu_);
+    held_[launch.id] = members;
+  } else {
+    std::vector<WorkerLife*> lives;
+    for (const Member& member : members) lives.push_back(member.life.get());
+    places = group_->TakePlaces(lives);
+  }
+  if (members.size() == 1) {
+    launch.place = places[0];
+    dirty_[members[0].worker].store(true, std::memory_order_relaxed);
+    members[0].link->Execute(std::move(launch));
+    return;
+  }
+  auto all = std::make_shared<AllOf>(
+      members.size(), launch.on_done ? std::move(launch.on_done) : [](const absl::Status&) {});
+  for (size_t i = 0; i < members.size(); ++i) {
+    const WorkerIndex w = members[i].worker;
+    Launch part;
+    part.id = launch.id;
+    part.executable = launch.executable;
+    for (const BufferNames& names : launch.arguments) {
+      part.arguments.push_back(PartOfNames(names, *edition->placement, w));
+    }
+    for (const BufferNames& names : launch.results) {
+      part.results.push_back(PartOfNames(names, *edition->placement, w));
+    }
+    part.donated = launch.donated;
+    part.kept = launch.kept;
+    part.held = launch.held;
+    part.user_context = launch.user_context;
+    part.stream = launch.stream;
+    part.place = places[i];
+    part.on_done = [all, i](const absl::Status& outcome) { all->Give(i, outcome); };
+    dirty_[w].store(true, std::memory_order_relaxed);
+    members[i].link->Execute(std::move(part));
+  }
+}
+
+void GroupSession::FailLaunch(Launch launch, const Edition& edition, const std::vector<Member>& members,
+                              const absl::Status& status) {
+  for (const Member& member : members) {
+    DeclareBuffers results;
+    const DeviceId device = group_->FirstDeviceOf(member.worker);
+    for (const BufferNames& names : launch.results) {
+      const BufferNames part = PartOfNames(names, *edition.placement, member.worker);
+      for (size_t i = 0; i < part.size(); ++i) results.targets.push_back({part.at(i), device});
+    }
+    if (results.targets.empty()) continue;
+    const BufferTargets targets = results.targets;
+    member.link->Declare(std::move(results));
+    member.link->Fail(targets, status);
+  }
+  if (launch.on_done) {
+    group_->Later([on_done = std::move(launch.on_done), status]() mutable { on_done(status); });
+  }
+}
+
+void GroupSession::ReleaseLaunch(LaunchId id, uint64_t /*place*/) {
+  TakeReturned();
+  std::vector<Member> members;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = held_.find(id);
+    if (it == held_.end()) return;
+    members = std::move(it->second);
+    held_.erase(it);
+  }
+  std::vector<WorkerLife*> lives;
+  for (const Member& member : members) lives.push_back(member.life.get());
+  const std::vector<uint64_t> places = group_->TakePlaces(lives);
+  // One that is lost does nothing; the others learn of it when they meet there.
+  for (size_t i = 0; i < members.size(); ++i) members[i].link->ReleaseLaunch(id, places[i]);
+}
+
+void GroupSession::Flush() {
+  for (WorkerIndex w = 0; w < size(); ++w) {
+    if (dirty_[w].exchange(false, std::memory_order_relaxed)) PartAt(w)->Flush();
+  }
+}
+
+// ---- Programs --------------------------------------------------------------------------------------------
+
+void GroupSession::Compile(CompileProgram command, CompileCallback done) {
+  std::vector<WorkerIndex> workers;
+  for (const DeviceId device : command.devices) {
+    const int w = group_->WorkerOf(device);
+    workers.push_back(static_cast<WorkerIndex>(std::max(w, 0)));
+  }
+  if (workers.empty()) workers.push_back(0);
+  const ExecutableId id = command.executable;
+  auto edition = std::make_shared<Edition>();
+  edition->placement = std::make_shared<const Placement>(workers);
+  edition->name = id;
+  for (const WorkerIndex w : workers) {
+    if (std::find(edition->workers.begin(), edition->workers.end(), w) == edition->workers.end())
+      edition->workers.push_back(w);
+  }
+  {
+    base::MutexLock lock(&mu_);
+    programs_[id] = {std::make_shared<const CompileProgram>(std::move(command)), std::move(edition)};
+  }
+  CompileOnce(id, static_cast<int>(size()),
+              [self = shared_from_this(), id,
+               done = std::move(done)](absl::StatusOr<CompiledProgram> compiled) mutable {
+                if (!compiled.ok()) {
+                  base::MutexLock lock(&self->mu_);
+                  self->programs_.erase(id);
+                }
+                done(std::move(compiled));
+              });
+}
+
+void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback done) {
+  std::shared_ptr<const CompileProgram> source;
+  EditionRef edition;
+  std::vector<Member> members;
+  std::vector<Part> parts;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = programs_.find(id);
+    if (it != programs_.end()) {
+      source = it->second.source;
+      edition = it->second.edition;
+      members = MembersOf(*edition);
+      parts = parts_;
+    }
+  }
+  if (source == nullptr) {
+    return group_->Later([done = std::move(done)]() mutable {
+      done(absl::CancelledError("the program was unloaded before it was compiled"));
+    });
+  }
+  // On one of its workers; but any that lives can compile it.
+  LinkRef compiler;
+  absl::Status loss;
+  for (const Member& member : members) {
+    absl::Status status = member.link->Loss();
+    if (status.ok() && compiler == nullptr) compiler = member.link;
+    loss.Update(status);
+  }
+  for (size_t w = 0; w < parts.size() && compiler == nullptr; ++w) {
+    if (parts[w].link->Loss().ok()) compiler = parts[w].link;
+  }
+  if (compiler == nullptr) compiler = members[0].link;  // it says that it is lost
+  CompileProgram command = *source;
+  command.for_several_workers = members.size() > 1 || !loss.ok();
+  compiler->Compile(std::move(command), [self = shared_from_this(), id, attempts, source, edition, members,
+                                         compiler, all_live = loss.ok(), done = std::move(done)](
+                                            absl::StatusOr<CompiledProgram> compiled) mutable {
+    if (!compiled.ok()) {
+      if (attempts > 0 && !compiler->Loss().ok() && absl::IsDataLoss(compiled.status())) {
+        return self->CompileOnce(id, attempts - 1, std::move(done));
+      }
+      return done(std::move(compiled));
+    }
+    if (!source->devices.empty()) compiled->devices = source->devices;
+    if (!all_live) {
+      // It is loaded when its workers are back.
+      compiled->serialized.clear();
+      return done(std::move(compiled));
+    }
+    std::string serialized = std::move(compiled->serialized);
+    compiled->serialized.clear();
+    const bool has_collectives = compiled->has_collectives;
+    auto loaded = [self, id, compiled = *std::move(compiled),
+                   done = std::move(done)](absl::StatusOr<EditionRef> made) mutable {
+      if (absl::IsDataLoss(made.status())) return done(std::move(compiled));  // as above
+      if (!made.ok()) return done(made.status());
+      {
+        base::MutexLock lock(&self->mu_);
+        const auto it = self->programs_.find(id);
+        bool current = it != self->programs_.end();
+        for (size_t i = 0; i < (*made)->lives.size(); ++i) {
+          current = current && self->parts_[(*made)->workers[i]].life == (*made)->lives[i];
+        }
+        if (current) {
+          it->second.edition = *std::move(made);
+        } else {
+          self->UnloadEdition(**made);
+        }
+      }
+      done(std::move(compiled));
+    };
+    if (members.size() == 1) {
+      auto single = std::make_shared<Edition>(*edition);
+      single->lives = {members[0].life};
+      return loaded(EditionRef(std::move(single)));
+    }
+    self->LoadOn(members, *source, edition->placement, has_collectives, std::move(serialized),
+                 std::move(loaded));
+  });
+}
+
+void GroupSession::LoadOn(const std::vector<Member>& members, const CompileProgram& source,
+                          PlacementRef placement, bool has_collectives, std::string serialized,
+                          absl::AnyInvocable<void(absl::StatusOr<EditionRef>)> done) {
+  auto edition = std::make_shared<Edition>();
+  edition->name = next_own_name_.fetch_add(1, std::memory_order_relaxed);
+  std::vector<DeviceId> devices;
+  std::vector<ProgramWorker> program_workers;
+  for (const Member& member : members) {
+    edition->workers.push_back(member.worker);
+    edition->lives.push_back(member.life);
+  }
+  if (has_collectives) {
+    devices = source.devices;
+    for (const Member& member : members) {
+      ProgramWorker& worker = program_workers.emplace_back();
+      worker.address = member.life->link->peer_address();
+      if (worker.address.address.empty()) {
+        return done(absl::UnimplementedError("collectives with a worker that others can't reach"));
+      }
+      for (size_t i = 0; i < devices.size(); ++i) {
+        if (placement->at(i) == member.worker) worker.positions.push_back(static_cast<int32_t>(i));
+      }
+    }
+  }
+  edition->placement = std::move(placement);
+  const ExecutableId name = edition->name;
+  auto all = std::make_shared<AllOf>(
+      members.size(),
+      [members, edition = EditionRef(std::move(edition)), done = std::move(done)](
+          const absl::Status& status) mutable {
+        if (status.ok()) return done(std::move(edition));
+        for (const Member& member : members) member.link->Unload(edition->name);
+        done(status);
+      });
+  const auto shared = std::make_shared<const std::string>(std::move(serialized));
+  for (size_t i = 0; i < members.size(); ++i) {
+    LoadProgram load;
+    load.executable = name;
+    load.serialized = shared;
+    load.options = source.options;
+    load.devices = devices;
+    load.workers = program_workers;
+    load.self = static_cast<int32_t>(i);
+    members[i].link->Load(std::move(load), [all, i](const absl::Status& status) { all->Give(i, status); });
+  }
+}
+
+void GroupSession::Load(LoadProgram /*command*/, StatusCallback done) {
+  done(absl::UnimplementedError("a group of workers loads what it has compiled itself"));
+}
+
+void GroupSession::UnloadEdition(const Edition& edition) {
+  for (size_t i = 0; i < edition.lives.size(); ++i) {
+    const Part& part = parts_[edition.workers[i]];
+    if (part.life == edition.lives[i]) part.link->Unload(edition.name);
+    for (const auto& [worker, returning] : returning_) {
+      if (returning->life == edition.lives[i]) returning->link->Unload(edition.name);
+    }
+  }
+}
+
+void GroupSession::Unload(ExecutableId executable) {
+  TakeReturned();
+  base::MutexLock lock(&mu_);
+  const auto it = programs_.find(executable);
+  if (it == programs_.end()) return;
+  UnloadEdition(*it->second.edition);
+  programs_.erase(it);
+  for (const auto& [worker, returning] : returning_) {
+    const auto made = returning->editions.find(executable);
+    if (made == returning->editions.end()) continue;
+    UnloadEdition(*made->second);
+    returning->editions.erase(made);
+  }
+}
+
+void GroupSession::CostAnalysis(ExecutableId executable,
+                                absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) {
+  LinkRef link;
+  ExecutableId name = executable;
+  {
+    base::MutexLock lock(&mu_);
+    link = parts_[0].link;
+    if (const auto it = programs_.find(executable); it != programs_.end()) {
+      const Edition& edition = *it->second.edition;
+      name = edition.name;
+      link = parts_[edition.workers[0]].link;
+      for (size_t i = 0; i < edition.lives.size(); ++i) {
+        const Part& part = parts_[edition.workers[i]];
+        if (part.life == edition.lives[i] && part.link->Loss().ok()) link = part.link;
+      }
+    }
+  }
+  link->CostAnalysis(name, std::move(done));
+}
+
+}  // namespace helmway::cluster
