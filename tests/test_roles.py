@@ -131,6 +131,19 @@ try:
     np.asarray(double(last))
 except Exception as error:
     print("lost:", str(error).replace("\\n", " "), flush=True)
+sys.stdin.readline()
+deadline = time.monotonic() + 120
+while True:
+    try:
+        print("again:", np.asarray(double(jax.device_put(np.arange(3.0), devices[-1]))).sum())
+        break
+    except Exception:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+try:
+    np.asarray(double(last))
+except Exception as error:
+    print("still lost:", "DATA_LOSS" in str(error))
 """
 
 
@@ -149,12 +162,40 @@ def test_a_lost_worker_costs_its_sessions_what_it_had_and_comes_back(start):
         assert program.stdout.readline() == "12.0\n"
         cluster.workers[1].end(signal.SIGKILL)
         proxy.process.wait_for("Transition slice 1: placed -> unplaced")
+        program.stdin.write("it is lost\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "6.0\n"
+        assert re.match(r"lost: .*DATA_LOSS.*worker 0 of slice 1 at \S+ is lost", program.stdout.readline())
         cluster.start_worker(1)
         proxy.wait_placed(1, count=2)
         assert proxy.run() == places([0, 1], 1, 2)
-        out, _ = program.communicate("go on\n", timeout=seconds(120))
-    assert re.fullmatch(r"6\.0\nlost: .*worker 0 of slice 1 at \S+ is lost.*\n", out), out
+        out, _ = program.communicate("it is back\n", timeout=seconds(120))
+    assert out == "again: 6.0\nstill lost: True\n", out
     assert len(re.findall(PLACED.format(0), proxy.process.log())) == 1
+
+
+def test_a_stopped_worker_is_lost_and_rejoins_when_it_goes_on(start):
+    cluster = Cluster(start, 2, 1, 2)
+    proxy = Proxy(start, cluster.address)
+    proxy.wait_placed(1)
+    program = subprocess.Popen(
+        [sys.executable, "-c", SURVIVOR],
+        env=proxy.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with program:
+        assert program.stdout.readline() == "12.0\n"
+        cluster.workers[1].send(signal.SIGSTOP)
+        program.stdin.write("it stands still\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "6.0\n"
+        assert "DATA_LOSS" in program.stdout.readline()
+        proxy.process.wait_for("Transition slice 1: placed -> unplaced")
+        cluster.workers[1].send(signal.SIGCONT)
+        out, _ = program.communicate("it goes on\n", timeout=seconds(120))
+    assert out == "again: 6.0\nstill lost: True\n", out
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGKILL])

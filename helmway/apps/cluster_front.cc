@@ -361,9 +361,10 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     return !wanted.members.empty() &&
            (!wanted.missing.empty() || wanted.members.size() == generation.members.size()) &&
            std::all_of(wanted.members.begin(), wanted.members.end(), [&](const Member& member) {
-             return std::any_of(generation.members.begin(), generation.members.end(), [&](const Member& known) {
-               return known.worker == member.worker && known.position == member.position;
-             });
+             return std::any_of(generation.members.begin(), generation.members.end(),
+                                [&](const Member& known) {
+                                  return known.worker == member.worker && known.position == member.position;
+                                });
            });
   }
 
@@ -496,7 +497,8 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   cluster::Membership membership_ ABSL_GUARDED_BY(mu_);
   cluster::Lease lease_ ABSL_GUARDED_BY(mu_);
   absl::Status manager_lost_ ABSL_GUARDED_BY(mu_);
-  // By age. Those before the last one are there for their streams only; so is that, while workers are missing.
+  // By age. Those before the last one are there for their streams only; so is that, while workers are
+  // missing.
   std::vector<std::shared_ptr<Generation>> generations_ ABSL_GUARDED_BY(mu_);
   bool has_current_ ABSL_GUARDED_BY(mu_) = false;
   std::string missing_ ABSL_GUARDED_BY(mu_) = "it has just started";

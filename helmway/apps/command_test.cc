@@ -396,7 +396,7 @@ TEST_F(CommandTest, ProxyServerOfAClusterNeedsNoPlugin) {
   EXPECT_EQ(options.resource_manager_address, "head:29001");
   EXPECT_EQ(options.name, "head-0");
   EXPECT_TRUE(options.lease.all);
-  EXPECT_EQ(options.worker_timeout, absl::Seconds(60));
+  EXPECT_EQ(options.worker_timeout, absl::Seconds(3));
   options = run({"--virtual_slices=tpuv6lite:2x2,cpu:2x4"});
   EXPECT_FALSE(options.lease.all);
   EXPECT_THAT(options.lease.instance_types, ElementsAre("tpuv6e:2x2", "cpu:2x4"));

@@ -30,8 +30,8 @@ struct EmbeddedServerOptions {
   std::string resource_manager_address;
   cluster::LeaseRequest lease;  // of that cluster's slices
   std::string name;             // of this process, for the manager's messages
-  // Told when one of `workers` is lost, by its number and the incarnation that is meant; on any thread, and must
-  // not block. It may still run.
+  // Told when one of `workers` is lost, by its number and the incarnation that is meant; on any thread, and
+  // must not block. It may still run.
   std::function<void(size_t number, uint64_t incarnation)> on_worker_lost;
   // Of other processes: one without a sign of life for so long is lost.
   absl::Duration worker_timeout = absl::InfiniteDuration();
@@ -54,8 +54,8 @@ class EmbeddedServer {
   static absl::StatusOr<std::unique_ptr<EmbeddedServer>> Start(const EmbeddedServerOptions& options);
   virtual ~EmbeddedServer() = default;  // shuts down
   virtual int port() const = 0;
-  // One of `workers` that was lost has started again. Blocks until it is connected. UNAVAILABLE, DATA_LOSS: it is
-  // not there. FAILED_PRECONDITION: it is not what it was.
+  // One of `workers` that was lost has started again. Blocks until it is connected. UNAVAILABLE, DATA_LOSS:
+  // it is not there. FAILED_PRECONDITION: it is not what it was.
   virtual absl::Status ReturnWorker(size_t number, const RemoteWorkerAddress& address) = 0;
   virtual void Shutdown() = 0;  // ends sessions, idempotent
 };

@@ -37,11 +37,11 @@ struct LocalClusterOptions {
   Environment environment;
   sigset_t signal_mask;
   absl::Duration start_timeout = absl::Minutes(2);
-  // A worker that ends is started again so many times. The first time at once, later after a wait that doubles
-  // up to ten seconds, unless it has lived for a minute.
+  // A worker that ends is started again so many times. The first time at once, later after a wait that
+  // doubles up to ten seconds, unless it has lived for a minute.
   int max_restarts = 0;
-  // Kills a worker now and then, chosen by numbers from this seed; the time between is from half of the interval
-  // to one and a half.
+  // Kills a worker now and then, chosen by numbers from this seed; the time between is from half of the
+  // interval to one and a half.
   std::optional<uint64_t> chaos_seed;
   absl::Duration chaos_interval = absl::Seconds(20);
 };
@@ -78,8 +78,8 @@ class LocalCluster {
     uint64_t incarnation = 0;  // 0: not known yet
     absl::Time started;
     int restarts = 0;
-    absl::Duration wait;                               // before the next start
-    absl::Time start_at = absl::InfiniteFuture();      // of the next one
+    absl::Duration wait;                           // before the next start
+    absl::Time start_at = absl::InfiniteFuture();  // of the next one
   };
 
   explicit LocalCluster(const LocalClusterOptions& options);

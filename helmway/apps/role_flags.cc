@@ -155,7 +155,7 @@ FlagSpec NodeType(absl::string_view default_type) {
 FlagSpec WorkerTimeoutFlag() {
   return {.name = kWorkerTimeout,
           .type = FlagType::kInt,
-          .default_value = "60",
+          .default_value = "3",
           .help = "A worker that gives no sign of life for so many seconds is lost, whatever it computes.",
           .min = 1,
           .max = 1 << 20};

@@ -39,8 +39,7 @@ std::optional<siginfo_t> BlockedSignals::WaitUntil(absl::Time deadline) {
   if (deadline == absl::InfiniteFuture()) return Wait();
   while (true) {
     siginfo_t info;
-    const timespec left =
-        absl::ToTimespec(std::max(deadline - base::SteadyNow(), absl::ZeroDuration()));
+    const timespec left = absl::ToTimespec(std::max(deadline - base::SteadyNow(), absl::ZeroDuration()));
     if (sigtimedwait(&signals_, &info, &left) > 0) return info;
     if (errno == EAGAIN) return std::nullopt;
     PCHECK(errno == EINTR);

@@ -139,8 +139,9 @@ const FlagTable& UpFlags() {
               .max = 1 << 30},
              {.name = "chaos",
               .type = FlagType::kInt,
-              .help = "Kills one of the --workers now and then, chosen by this seed, to try how a program takes "
-                      "it.",
+              .help =
+                  "Kills one of the --workers now and then, chosen by this seed, to try how a program takes "
+                  "it.",
               .max = int64_t{1} << 62},
              {.name = "chaos_interval",
               .type = FlagType::kInt,
@@ -215,22 +216,20 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
     if (!started.ok()) return fail(started.status(), kExitFailure);
     workers = *std::move(started);
   }
-  auto server =
-      context.start_server({.listen_address = *std::move(address),
-                            .workers = workers ? workers->workers() : std::vector<RemoteWorkerAddress>(),
-                            .on_worker_lost =
-                                [&workers](size_t number, uint64_t incarnation) {
-                                  workers->Condemn(number, incarnation);
-                                },
-                            .worker_timeout = TimeoutsFrom(flags).peer,
-                            .devices = static_cast<int>(flags.Int("devices")),
-                            .plugin_path = *std::move(plugin),
-                            .python = *std::move(python),
-                            .xla_flags = std::move(xla_flags),
-                            .scratch_location = std::move(scratch_location),
-                            .compile_cache_days = static_cast<int>(flags.Int("compile_cache_days")),
-                            .environment = context.environment,
-                            .large_transfer_directory = LargeTransferDirectory(context.environment)});
+  auto server = context.start_server(
+      {.listen_address = *std::move(address),
+       .workers = workers ? workers->workers() : std::vector<RemoteWorkerAddress>(),
+       .on_worker_lost = [&workers](size_t number,
+                                    uint64_t incarnation) { workers->Condemn(number, incarnation); },
+       .worker_timeout = TimeoutsFrom(flags).peer,
+       .devices = static_cast<int>(flags.Int("devices")),
+       .plugin_path = *std::move(plugin),
+       .python = *std::move(python),
+       .xla_flags = std::move(xla_flags),
+       .scratch_location = std::move(scratch_location),
+       .compile_cache_days = static_cast<int>(flags.Int("compile_cache_days")),
+       .environment = context.environment,
+       .large_transfer_directory = LargeTransferDirectory(context.environment)});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LOG(INFO) << "serving on 127.0.0.1:" << (*server)->port();
   if (workers) {

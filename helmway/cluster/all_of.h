@@ -15,7 +15,8 @@ namespace helmway::cluster {
 // parts.
 class AllOf {
  public:
-  AllOf(size_t parts, absl::AnyInvocable<void(const absl::Status&)> done) : statuses_(parts), remaining_(parts), done_(std::move(done)) {}
+  AllOf(size_t parts, absl::AnyInvocable<void(const absl::Status&)> done)
+      : statuses_(parts), remaining_(parts), done_(std::move(done)) {}
   void Give(size_t part, const absl::Status& status) {
     statuses_[part] = status;
     if (remaining_.fetch_sub(1) != 1) return;

@@ -70,8 +70,9 @@ void GroupSession::Execute(Launch launch) {
                    [](const Member& member, const LifeRef& life) { return member.life == life; });
     if (!loaded) {
       status = !edition->status.ok() ? edition->status
-                                     : absl::DataLossError("the program has not been loaded since one of its "
-                                                           "workers came back");
+                                     : absl::DataLossError(
+                                           "the program has not been loaded since one of its "
+                                           "workers came back");
     }
   }
   if (edition != nullptr && !status.ok()) return FailLaunch(std::move(launch), *edition, members, status);
@@ -298,10 +299,9 @@ void GroupSession::LoadOn(const std::vector<Member>& members, const CompileProgr
   }
   edition->placement = std::move(placement);
   const ExecutableId name = edition->name;
-  auto all = std::make_shared<AllOf>(
-      members.size(),
-      [members, edition = EditionRef(std::move(edition)), done = std::move(done)](
-          const absl::Status& status) mutable {
+  auto all =
+      std::make_shared<AllOf>(members.size(), [members, edition = EditionRef(std::move(edition)),
+                                               done = std::move(done)](const absl::Status& status) mutable {
         if (status.ok()) return done(std::move(edition));
         for (const Member& member : members) member.link->Unload(edition->name);
         done(status);

@@ -1,4 +1,5 @@
-// Workers that were lost and are back: programs are loaded again, and the new life takes the place of the old.
+// Workers that were lost and are back: programs are loaded again, and the new life takes the place of the
+// old.
 #include <algorithm>
 #include <utility>
 
@@ -118,7 +119,8 @@ void GroupSession::Reload(const std::shared_ptr<Returning>& returning, Executabl
   });
 }
 
-void GroupSession::Reloaded(const std::shared_ptr<Returning>& returning, ExecutableId id, EditionRef edition) {
+void GroupSession::Reloaded(const std::shared_ptr<Returning>& returning, ExecutableId id,
+                            EditionRef edition) {
   {
     base::MutexLock lock(&mu_);
     if (edition != nullptr) {

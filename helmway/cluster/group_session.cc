@@ -142,8 +142,9 @@ void GroupSession::Await(const std::vector<BufferNames>& buffers, StatusCallback
   if (runs.size() == 1) return PartAt(runs[0].first)->Await(runs[0].second, std::move(done));
   auto all = std::make_shared<AllOf>(runs.size(), std::move(done));
   for (size_t i = 0; i < runs.size(); ++i) {
-    PartAt(runs[i].first)->Await(runs[i].second,
-                                 [all, i](const absl::Status& status) { all->Give(i, status); });
+    PartAt(runs[i].first)->Await(runs[i].second, [all, i](const absl::Status& status) {
+      all->Give(i, status);
+    });
   }
 }
 

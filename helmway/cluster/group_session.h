@@ -25,10 +25,10 @@ namespace helmway::cluster {
 // The commands of one client session to a group of workers. Three files: group_session.cc (buffers),
 // group_programs.cc (programs and launches), group_return.cc (workers that were lost and come back).
 //
-// Each worker has a part of the session, on one of its lives. When a life is lost its part answers DATA_LOSS to
-// everything, and launches that need it fail on all workers. A worker that returns gets a new part, and the
-// programs that run on it are loaded again there, and where they must know its address. Only then it takes the
-// place of the lost part, with the next command: what lay on the lost one stays failed.
+// Each worker has a part of the session, on one of its lives. When a life is lost its part answers DATA_LOSS
+// to everything, and launches that need it fail on all workers. A worker that returns gets a new part, and
+// the programs that run on it are loaded again there, and where they must know its address. Only then it
+// takes the place of the lost part, with the next command: what lay on the lost one stays failed.
 class GroupSession final : public SessionLink, public std::enable_shared_from_this<GroupSession> {
  public:
   GroupSession(WorkerGroup* group, SessionId id, std::shared_ptr<CallbackSink> callbacks,

@@ -65,7 +65,8 @@ absl::Status WorkerGroup::Return(WorkerIndex worker, std::unique_ptr<WorkerLink>
                                  });
     if (!same) {
       return absl::FailedPreconditionError(
-          "the worker has come back with other devices than it had; they cannot change while the proxy serves");
+          "the worker has come back with other devices than it had; they cannot change while the proxy "
+          "serves");
     }
     life = std::make_shared<WorkerLife>(std::move(link));
     replaced_.push_back(std::exchange(lives_[worker], life));

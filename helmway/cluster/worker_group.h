@@ -31,8 +31,9 @@ struct WorkerLife {
 // devices it is about, a few small messages for each, whatever the number of devices; what goes from one
 // worker to another is sent by the one to the other. Any thread.
 //
-// A worker that is lost may come back (Return). Meanwhile its devices stay listed: what is asked of them fails
-// with DATA_LOSS, programs for them are compiled elsewhere, and launches that need them fail on all workers.
+// A worker that is lost may come back (Return). Meanwhile its devices stay listed: what is asked of them
+// fails with DATA_LOSS, programs for them are compiled elsewhere, and launches that need them fail on all
+// workers.
 //
 // Device ids must differ between the workers. Memory ids are numbered anew.
 class WorkerGroup final : public WorkerLink {
@@ -50,8 +51,8 @@ class WorkerGroup final : public WorkerLink {
   // The first devices of all, in the order of info().
   absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) override;
 
-  // A worker that was lost is there again, with the same devices. New sessions have it from now on; those that
-  // are open take it when it has their programs. FAILED_PRECONDITION: it has other devices than before.
+  // A worker that was lost is there again, with the same devices. New sessions have it from now on; those
+  // that are open take it when it has their programs. FAILED_PRECONDITION: it has other devices than before.
   // INVALID_ARGUMENT: no such worker. DATA_LOSS: it is lost again.
   absl::Status Return(WorkerIndex worker, std::unique_ptr<WorkerLink> link);
   bool IsLost(WorkerIndex worker) const;
@@ -77,8 +78,8 @@ class WorkerGroup final : public WorkerLink {
   base::Mutex places_mu_;               // of places_taken of all lives
   mutable base::Mutex mu_;
   std::vector<std::shared_ptr<WorkerLife>> lives_ ABSL_GUARDED_BY(mu_);  // by worker: the newest
-  // Those that were replaced, until nobody uses them: the last reference to a connection must not be dropped on
-  // the threads of its streams.
+  // Those that were replaced, until nobody uses them: the last reference to a connection must not be dropped
+  // on the threads of its streams.
   std::vector<std::shared_ptr<WorkerLife>> replaced_ ABSL_GUARDED_BY(mu_);
   std::vector<std::weak_ptr<GroupSession>> sessions_ ABSL_GUARDED_BY(mu_);
   async::ThreadPool later_;

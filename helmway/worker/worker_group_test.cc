@@ -301,8 +301,8 @@ TEST_F(WorkerGroupTest, WhatALostWorkerWasToSendFails) {
   EXPECT_THAT(*Read(3), ElementsAre(7));
 }
 
-
-// ---- Workers that are lost and come back -------------------------------------------------------------------
+// ---- Workers that are lost and come back
+// -------------------------------------------------------------------
 
 // One device of the second worker.
 constexpr char kTriple[] = R"(
@@ -318,9 +318,11 @@ class ElasticGroup : public WorkerGroupTest {
  protected:
   absl::Status CompileTriple(cluster::ExecutableId id) {
     Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
-    session_->Compile(
-        {.executable = id, .code = kTriple, .options = pjrt::TestCompileOptions(1, {2048}), .devices = {2048}},
-        answer);
+    session_->Compile({.executable = id,
+                       .code = kTriple,
+                       .options = pjrt::TestCompileOptions(1, {2048}),
+                       .devices = {2048}},
+                      answer);
     return answer.Steal().status();
   }
   absl::Status Triple(cluster::ExecutableId id, BufferId argument, BufferId result) {
