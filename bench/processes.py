@@ -136,6 +136,12 @@ def helmway(devices=1, env=None, flags=()):
   return Server("helmway", [BINARY, "up", "--devices", devices, "--port", 0, *flags], env)
 
 
+def helmway_cluster(workers, devices, slices=1, flags=()):
+  """Workers in processes of their own, with so many devices each."""
+  return Server("helmway", [BINARY, "up", "--workers", workers, "--devices-per-worker", devices, "--slices", slices,
+                            "--port", 0, *flags])
+
+
 def null_server(devices=1, env=None):
   return Server("null server", [BUILD / "null_server", "--devices", devices], env)
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 
+import elastic
 import processes
 import report
 from processes import Side, client_environment, local_environment
@@ -444,14 +445,14 @@ def store(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "m": compiling, "n": store,
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "l": elastic.losing, "m": compiling, "n": store,
               "reshard": reshard, "callback": callback}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
   parser.add_argument("name", nargs="*",
-                      help="benchmarks to run, of a b c d e m n reshard callback; all by default")
+                      help="benchmarks to run, of a b c d e l m n reshard callback; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")

@@ -225,3 +225,63 @@ def test_virtual_slices_are_leased_one_by_one(start):
     assert proxies[0].process.end() == 0
     third.wait_placed(0)
     assert third.run() == seen[0]
+
+
+LATE = """
+import sys, time
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+devices = jax.devices()
+print([[d.id, d.slice_index, d.virtual_task_index] for d in devices], flush=True)
+split = lambda d: NamedSharding(Mesh(np.array(d), ("x",)), P("x"))
+first, last = ([d for d in devices if d.slice_index == s] for s in (0, 1))
+step = jax.jit(lambda a: a + a.sum())
+put = lambda d: jax.device_put(np.arange(8.0), split(d))
+np.testing.assert_array_equal(step(put(first)), np.arange(8.0) + 28)
+early = step(put(last))
+everywhere = step(put(devices))
+for absent in (early, everywhere):
+    try:
+        jax.block_until_ready(absent)
+        raise AssertionError("no error")
+    except jax.errors.JaxRuntimeError as error:
+        assert "DATA_LOSS" in str(error) and "worker 0 of slice 1" in str(error), error
+print("lost", flush=True)
+deadline = time.monotonic() + 120
+while True:
+    try:
+        for d in (last, devices):
+            np.testing.assert_array_equal(step(put(d)), np.arange(8.0) + 28)
+        break
+    except jax.errors.JaxRuntimeError as error:
+        assert "DATA_LOSS" in str(error), error
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+try:
+    jax.block_until_ready(early)
+    raise AssertionError("no error")
+except jax.errors.JaxRuntimeError as error:
+    assert "DATA_LOSS" in str(error), error
+print("there")
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--virtual_slices=cpu:2x2,cpu:2x2"]])
+def test_slices_that_may_be_missing_are_listed_and_come_late(start, flags):
+    cluster = Cluster(start, 2, 2, 2)
+    for worker in cluster.workers[2:]:
+        worker.end(signal.SIGKILL)
+    proxy = Proxy(start, cluster.address, "--num_elastic_slices=1", *flags)
+    proxy.wait_placed(0)
+    program = subprocess.Popen(
+        [sys.executable, "-c", LATE], env=proxy.environment(), stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert json.loads(program.stdout.readline()) == places([0, 1], 2, 2)
+        assert program.stdout.readline() == "lost\n"
+        for index in (2, 3):
+            cluster.start_worker(index)
+        proxy.wait_placed(1)
+        out, _ = program.communicate(timeout=seconds(120))
+    assert out == "there\n"

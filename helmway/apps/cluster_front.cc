@@ -19,6 +19,7 @@
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/absent_worker.h"
 #include "helmway/cluster/membership.h"
 #include "helmway/cluster/worker_group.h"
 #include "helmway/net/message_stream.h"
@@ -34,11 +35,14 @@ constexpr size_t kMaxReasons = 3;  // missing workers that a refusal names
 struct Member {
   int32_t worker = 0;
   int32_t slice = 0;
+  int32_t task = 0;
   size_t position = 0;  // of the slice in the lease
-  uint64_t incarnation = 0;
-  std::string name;  // "worker 1 of slice 0"
+  uint64_t incarnation = 0;  // 0: it is not there
+  std::string name;          // "worker 1 of slice 0"
   std::string address;
   std::string pod;
+  std::shared_ptr<const cluster::WorkerInfo> info;  // of the last one in its place; null: none was ever there
+  std::string instance_type;                        // of its slice
 
   friend bool operator==(const Member& a, const Member& b) {
     return a.worker == b.worker && a.incarnation == b.incarnation && a.address == b.address &&
@@ -49,7 +53,9 @@ struct Member {
 // What the lease and the membership say, taken together.
 struct Wanted {
   std::vector<Member> members;  // those that are usable
+  std::vector<Member> absent;   // the others of the lease
   std::set<size_t> ready;       // positions whose workers are all usable
+  size_t slices = 0;            // of the lease
   std::string missing;          // what is; empty: nothing, `members` are all of them
 };
 
@@ -250,11 +256,23 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
       for (const cluster::WorkerView& worker : membership_.workers) {
         if (worker.slice != slice) continue;
         const std::string name = absl::StrCat("worker ", worker.task, " of slice ", slice);
+        Member member{.worker = worker.worker,
+                      .slice = slice,
+                      .task = worker.task,
+                      .position = position,
+                      .incarnation = worker.incarnation,
+                      .name = name,
+                      .address = worker.address,
+                      .pod = worker.pod.empty() ? worker.host : worker.pod,
+                      .info = worker.info,
+                      .instance_type = membership_.slices[static_cast<size_t>(slice)].instance_type};
         if (worker.usable() || IsKnown(worker)) {
-          wanted.members.push_back({worker.worker, slice, position, worker.incarnation, name, worker.address,
-                                    worker.pod.empty() ? worker.host : worker.pod});
+          wanted.members.push_back(std::move(member));
           continue;
         }
+        member.incarnation = 0;
+        member.address.clear();
+        wanted.absent.push_back(std::move(member));
         ready = false;
         if (++missing <= kMaxReasons) {
           reasons.push_back(absl::StrCat(name, " is ", cluster::WorkerStateName(worker.state),
@@ -265,8 +283,10 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     }
     if (missing > kMaxReasons) reasons.push_back(absl::StrCat(missing - kMaxReasons, " more"));
     if (missing > 0) wanted.missing = absl::StrJoin(reasons, "; ");
+    wanted.slices = slices.size();
     if (!lease_.granted) {
       wanted.members.clear();
+      wanted.absent.clear();
       wanted.ready.clear();
     }
     return wanted;
@@ -298,13 +318,34 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
                                  .host_memory = options_.proxy.host_memory});
   }
 
+  // A link for a worker that is not there yet.
+  absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> Expect(const Member& absent, const Wanted& wanted) {
+    absl::Status loss =
+        absl::DataLossError(absl::StrCat(absent.name, " is lost: it has not been there since the session began"));
+    if (absent.info != nullptr) return cluster::MakeAbsentWorker(*absent.info, std::move(loss));
+    absl::Status cause = absl::UnimplementedError("no slice of its type is there");
+    for (const Member& member : wanted.members) {
+      if (member.info == nullptr || member.instance_type != absent.instance_type) continue;
+      auto info = cluster::ExpectWorker(*member.info, {member.worker, member.slice, member.task},
+                                        {absent.worker, absent.slice, absent.task});
+      if (info.ok()) return cluster::MakeAbsentWorker(*std::move(info), std::move(loss));
+      cause = info.status();
+    }
+    return base::Annotate(cause, absl::StrCat("cannot know the devices of ", absent.name));
+  }
+
   // Blocks.
-  absl::StatusOr<std::shared_ptr<Generation>> Connect(const std::vector<Member>& members) {
+  absl::StatusOr<std::shared_ptr<Generation>> Connect(const Wanted& wanted) {
     auto generation = std::make_shared<Generation>();
-    generation->members = members;
+    generation->members = wanted.members;
+    generation->members.insert(generation->members.end(), wanted.absent.begin(), wanted.absent.end());
+    std::sort(generation->members.begin(), generation->members.end(), [](const Member& a, const Member& b) {
+      return std::pair(a.position, a.worker) < std::pair(b.position, b.worker);
+    });
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
-    for (const Member& member : members) {
-      HELMWAY_ASSIGN_OR_RETURN(links.emplace_back(), ConnectTo(member));
+    for (const Member& member : generation->members) {
+      HELMWAY_ASSIGN_OR_RETURN(links.emplace_back(),
+                               member.incarnation == 0 ? Expect(member, wanted) : ConnectTo(member));
     }
     HELMWAY_ASSIGN_OR_RETURN(generation->workers, cluster::WorkerGroup::Create(std::move(links)));
     proxy::ProxyOptions options = options_.proxy;
@@ -372,7 +413,9 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   bool Step() {
     EndSessionsWithoutLease();
     const Wanted wanted = Want();
-    const bool complete = wanted.missing.empty() && !wanted.members.empty();
+    // A session may begin: all slices are there, or as many as must be.
+    const bool complete = !wanted.members.empty() && !wanted.ready.empty() &&
+                          wanted.ready.size() + static_cast<size_t>(options_.elastic_slices) >= wanted.slices;
     std::shared_ptr<Generation> last;
     {
       base::MutexLock lock(&mu_);
@@ -382,16 +425,17 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     }
     TellUnplaced(wanted);
     absl::Status status;
-    if (last != nullptr && MayMend(*last, wanted)) {
+    const bool mended = last != nullptr && MayMend(*last, wanted);
+    if (mended) {
       {
         base::MutexLock lock(&mu_);
-        has_current_ = has_current_ && !SomeDiffer(*last, wanted);
+        has_current_ = has_current_ && (options_.elastic_slices > 0 || !SomeDiffer(*last, wanted));
       }
       status = Mend(*last, wanted.members);
       base::MutexLock lock(&mu_);
       if (status.ok() && complete) has_current_ = true;
     } else if (complete) {
-      auto generation = Connect(wanted.members);
+      auto generation = Connect(wanted);
       status = generation.status();
       base::MutexLock lock(&mu_);
       has_current_ = generation.ok();
@@ -402,8 +446,10 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
       base::MutexLock lock(&mu_);
       if (missing_ != status.message()) LOG(WARNING) << status.message();
       missing_ = std::string(status.message());
-    } else if (complete) {
-      TellPlaced(wanted.members);
+    } else if (complete || mended) {
+      std::vector<Member> placed = wanted.members;
+      std::erase_if(placed, [&](const Member& member) { return wanted.ready.count(member.position) == 0; });
+      TellPlaced(placed);
     }
     return DropUnused() && status.ok();
   }

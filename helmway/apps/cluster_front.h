@@ -19,6 +19,8 @@ struct ClusterFrontOptions {
   std::string manager_address;  // host:port of the resource manager; need not resolve yet
   std::string name;             // of this process, for the manager's messages
   cluster::LeaseRequest lease;
+  // So many slices may be missing when a session begins. They are listed, and lost until they come.
+  int64_t elastic_slices = 0;
   absl::Duration worker_timeout =
       absl::InfiniteDuration();  // a worker without a sign of life for so long is lost
   proxy::ProxyOptions proxy;
@@ -26,10 +28,10 @@ struct ClusterFrontOptions {
   std::function<program::XlaOptions(cluster::WorkerLink& workers)> xla_options;
 };
 
-// Leases slices, for ever, and connects to their workers. As long as one of them is missing new sessions are
-// refused with UNAVAILABLE and the reason; clients try again. A session has the workers that were there when
-// it began: on one that is lost its work fails with DATA_LOSS, on the others it goes on. Sessions end when
-// the lease is lost. Any thread.
+// Leases slices, for ever, and connects to their workers. As long as more of them are missing than may be, new
+// sessions are refused with UNAVAILABLE and the reason; clients try again. On a worker that is lost a session's
+// work fails with DATA_LOSS, on the others it goes on; one that comes back, or comes late, is taken into the
+// sessions that are open. Sessions end when the lease is lost. Any thread.
 class ClusterFront : public net::SessionManager, public net::CallbackStreamManager {
  public:
   // Starts at once; waits for nothing.

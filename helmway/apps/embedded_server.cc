@@ -108,6 +108,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
       server->front_ = ClusterFront::Start({.manager_address = options.resource_manager_address,
                                             .name = options.name,
                                             .lease = options.lease,
+                                            .elastic_slices = options.elastic_slices,
                                             .worker_timeout = options.worker_timeout,
                                             .proxy = std::move(proxy_options),
                                             .xla_options = [flags = options.xla_flags](auto& workers) {

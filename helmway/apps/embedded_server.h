@@ -29,6 +29,7 @@ struct EmbeddedServerOptions {
   // host:port of the resource manager whose cluster is served; empty: none. `workers` is empty then.
   std::string resource_manager_address;
   cluster::LeaseRequest lease;  // of that cluster's slices
+  int64_t elastic_slices = 0;   // how many of them may be missing when a session begins
   std::string name;             // of this process, for the manager's messages
   // Told when one of `workers` is lost, by its number and the incarnation that is meant; on any thread, and
   // must not block. It may still run.

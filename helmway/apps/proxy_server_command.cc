@@ -2,6 +2,7 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -35,13 +36,9 @@ void CheckSupported(const ProxyOptions& options, ParsedFlags& flags) {
   if (!cluster && flags.Has(kWorkerTimeout)) {
     flags.Error(kWorkerTimeout, absl::StrCat("--", kWorkerTimeout, " needs --resource_manager_address"));
   }
-  if (flags.Has("num_elastic_slices") && options.elastic_slices > 0) {
-    refuse("num_elastic_slices", "this version has no elastic slices");
-  }
   if (flags.Has("sidecar_name")) refuse("sidecar_name", "this version has no colocated Python");
-  if (options.debugging.missing_slices > 0) {
-    refuse("temporary_flag_for_debugging_experimental_num_ok_missing_slices",
-           "this version has no elastic slices");
+  if (!cluster && options.elastic_slices > 0) {
+    flags.Error("num_elastic_slices", "--num_elastic_slices needs --resource_manager_address");
   }
   if (!cluster && options.debugging.peer_unreachable_timeout > absl::ZeroDuration()) {
     flags.Warn("temporary_flag_for_debugging_pipe_unreachable_timeout",
@@ -77,6 +74,8 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
   if (cluster) {
     server_options.resource_manager_address = options.resource_manager_address;
     server_options.lease.all = options.virtual_slices.empty();
+    server_options.elastic_slices = std::max<int64_t>(options.elastic_slices, 0);
+    server_options.lease.may_be_missing = static_cast<int32_t>(server_options.elastic_slices);
     for (const InstanceType& slice : options.virtual_slices) {
       server_options.lease.instance_types.push_back(CanonicalText(slice));
     }

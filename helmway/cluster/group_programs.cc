@@ -223,7 +223,7 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
   for (size_t w = 0; w < parts.size() && compiler == nullptr; ++w) {
     if (parts[w].link->Loss().ok()) compiler = parts[w].link;
   }
-  if (compiler == nullptr) compiler = members[0].link;  // it says that it is lost
+  if (compiler == nullptr) compiler = members[0].link;  // it says why it is lost
   CompileProgram command = *source;
   command.for_several_workers = members.size() > 1 || !loss.ok();
   compiler->Compile(std::move(command), [self = shared_from_this(), id, attempts, source, edition, members,

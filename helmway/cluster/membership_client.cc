@@ -62,6 +62,7 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
     hello->set_name(options_.name);
     if (options_.lease.has_value()) {
       hello->mutable_lease()->set_all(options_.lease->all);
+      hello->mutable_lease()->set_may_be_missing(options_.lease->may_be_missing);
       for (const std::string& type : options_.lease->instance_types) {
         hello->mutable_lease()->add_instance_types(type);
       }

@@ -19,6 +19,7 @@ namespace helmway::cluster {
 struct LeaseRequest {
   bool all = false;
   std::vector<std::string> instance_types;  // as the manager writes them, "cpu:2x4"
+  int32_t may_be_missing = 0;               // so many of these need not be ready
 };
 
 struct Lease {

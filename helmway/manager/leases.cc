@@ -31,7 +31,10 @@ absl::Status Leases::Ask(uint64_t proxy, Request request) {
   const auto known = clients_.find(proxy);
   if (known != clients_.end()) {
     const Request& before = known->second.request;
-    if (before.all == request.all && before.instance_types == request.instance_types) return absl::OkStatus();
+    if (before.all == request.all && before.instance_types == request.instance_types &&
+        before.may_be_missing == request.may_be_missing) {
+      return absl::OkStatus();
+    }
     End(proxy);
   }
   Client& client = clients_[proxy];
@@ -157,6 +160,7 @@ void Leases::TryAll(uint64_t proxy, Client& client, std::vector<bool>& claimed) 
 void Leases::TryTypes(uint64_t proxy, Client& client, std::vector<bool>& claimed) {
   std::vector<int32_t> slices;
   std::map<std::string, int> missing;
+  int unready = 0;
   for (const std::string& type : client.request.instance_types) {
     std::optional<size_t> best;
     for (size_t i = 0; i < slices_.size(); ++i) {
@@ -164,13 +168,15 @@ void Leases::TryTypes(uint64_t proxy, Client& client, std::vector<bool>& claimed
       if (!best.has_value() || (slices_[i].ready && !slices_[*best].ready)) best = i;
     }
     if (best.has_value()) claimed[*best] = true;
-    if (best.has_value() && slices_[*best].ready) {
-      slices.push_back(static_cast<int32_t>(*best));
-    } else {
-      ++missing[type];
-    }
+    if (best.has_value()) slices.push_back(static_cast<int32_t>(*best));
+    if (best.has_value() && slices_[*best].ready) continue;
+    ++missing[type];
+    ++unready;
   }
-  if (missing.empty()) {
+  const int wanted = static_cast<int>(client.request.instance_types.size());
+  const bool enough = static_cast<int>(slices.size()) == wanted &&
+                      unready <= std::min(client.request.may_be_missing, wanted - 1);
+  if (missing.empty() || enough) {
     Grant(proxy, client, std::move(slices), next_number_++);
     return;
   }

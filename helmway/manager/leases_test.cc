@@ -187,5 +187,27 @@ TEST_F(LeasesTest, AskingAgainChangesNothingUnlessItIsSomethingElse) {
   EXPECT_EQ(leases_.holder(0), 0u);
 }
 
+TEST_F(LeasesTest, SlicesThatMayBeMissingAreLeasedToo) {
+  Leases::Request elastic = Types({"a", "a", "b"});
+  elastic.may_be_missing = 1;
+  ASSERT_TRUE(leases_.Ask(1, elastic).ok());
+  Ready({1});
+  EXPECT_THAT(leases_.Assign(), ElementsAre(1));
+  EXPECT_FALSE(leases_.state(1)->granted);
+  Ready({3});
+  EXPECT_THAT(leases_.Assign(), ElementsAre(1));
+  EXPECT_TRUE(leases_.state(1)->granted);
+  EXPECT_THAT(leases_.state(1)->slices, ElementsAre(1, 0, 3));
+  // One must be there, and what others have is not free.
+  Leases::Request single = Types({"a"});
+  single.may_be_missing = 1;
+  ASSERT_TRUE(leases_.Ask(2, single).ok());
+  EXPECT_THAT(leases_.Assign(), ElementsAre(2));
+  EXPECT_FALSE(leases_.state(2)->granted);
+  Ready({2});
+  EXPECT_THAT(leases_.Assign(), ElementsAre(2));
+  EXPECT_THAT(leases_.state(2)->slices, ElementsAre(2));
+}
+
 }  // namespace
 }  // namespace helmway::manager

@@ -118,6 +118,7 @@ void Manager::OnProxyHello(absl::Time now, ConnectionId connection, absl::string
     Leases::Request request;
     request.name = name;
     request.all = hello.lease().all();
+    request.may_be_missing = hello.lease().may_be_missing();
     request.instance_types.assign(hello.lease().instance_types().begin(),
                                   hello.lease().instance_types().end());
     request.held.assign(hello.held_slices().begin(), hello.held_slices().end());
