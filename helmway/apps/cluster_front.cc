@@ -36,7 +36,7 @@ struct Member {
   int32_t worker = 0;
   int32_t slice = 0;
   int32_t task = 0;
-  size_t position = 0;  // of the slice in the lease
+  size_t position = 0;       // of the slice in the lease
   uint64_t incarnation = 0;  // 0: it is not there
   std::string name;          // "worker 1 of slice 0"
   std::string address;
@@ -320,8 +320,8 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
 
   // A link for a worker that is not there yet.
   absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> Expect(const Member& absent, const Wanted& wanted) {
-    absl::Status loss =
-        absl::DataLossError(absl::StrCat(absent.name, " is lost: it has not been there since the session began"));
+    absl::Status loss = absl::DataLossError(
+        absl::StrCat(absent.name, " is lost: it has not been there since the session began"));
     if (absent.info != nullptr) return cluster::MakeAbsentWorker(*absent.info, std::move(loss));
     absl::Status cause = absl::UnimplementedError("no slice of its type is there");
     for (const Member& member : wanted.members) {

@@ -28,10 +28,10 @@ struct ClusterFrontOptions {
   std::function<program::XlaOptions(cluster::WorkerLink& workers)> xla_options;
 };
 
-// Leases slices, for ever, and connects to their workers. As long as more of them are missing than may be, new
-// sessions are refused with UNAVAILABLE and the reason; clients try again. On a worker that is lost a session's
-// work fails with DATA_LOSS, on the others it goes on; one that comes back, or comes late, is taken into the
-// sessions that are open. Sessions end when the lease is lost. Any thread.
+// Leases slices, for ever, and connects to their workers. As long as more of them are missing than may be,
+// new sessions are refused with UNAVAILABLE and the reason; clients try again. On a worker that is lost a
+// session's work fails with DATA_LOSS, on the others it goes on; one that comes back, or comes late, is taken
+// into the sessions that are open. Sessions end when the lease is lost. Any thread.
 class ClusterFront : public net::SessionManager, public net::CallbackStreamManager {
  public:
   // Starts at once; waits for nothing.

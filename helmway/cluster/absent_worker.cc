@@ -83,7 +83,8 @@ class AbsentWorker final : public WorkerLink {
                                             const std::vector<int64_t>& /*dims*/) override {
     return loss_;
   }
-  absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int /*replicas*/, int /*partitions*/) override {
+  absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int /*replicas*/,
+                                                                int /*partitions*/) override {
     return loss_;
   }
 
@@ -129,7 +130,8 @@ absl::StatusOr<WorkerInfo> ExpectWorker(const WorkerInfo& sibling, const WorkerP
       return absl::UnimplementedError("devices with ids that say nothing of those of other workers");
     }
     if (device.attributes.count("coords") > 0 && sibling_place.task != place.task) {
-      return absl::UnimplementedError("devices with coordinates, and none is there with this place in its slice");
+      return absl::UnimplementedError(
+          "devices with coordinates, and none is there with this place in its slice");
     }
     numbers[absl::StrCat(device.id)] = absl::StrCat(device.id + shift);
     device.id += shift;

@@ -17,14 +17,14 @@ struct WorkerPlaceInCluster {
   int32_t task = 0;  // in its slice
 };
 
-// The link to a worker that has not come yet, for a WorkerGroup in which it takes its place later: `info` is what
-// is expected of it, and everything that is asked of it fails with `loss` (DATA_LOSS, naming it).
+// The link to a worker that has not come yet, for a WorkerGroup in which it takes its place later: `info` is
+// what is expected of it, and everything that is asked of it fails with `loss` (DATA_LOSS, naming it).
 std::unique_ptr<WorkerLink> MakeAbsentWorker(WorkerInfo info, absl::Status loss);
 
-// What a worker will be like that is not there yet, from one that is, of a slice of the same type: the same devices
-// with the ids of its own place (WorkerInfo's numbers: FirstDeviceOf in worker_info.h). UNIMPLEMENTED if that can't
-// be known: the sibling's devices are numbered otherwise, or differ by their place in the slice (`coords`) and the
-// sibling has another.
+// What a worker will be like that is not there yet, from one that is, of a slice of the same type: the same
+// devices with the ids of its own place (WorkerInfo's numbers: FirstDeviceOf in worker_info.h). UNIMPLEMENTED
+// if that can't be known: the sibling's devices are numbered otherwise, or differ by their place in the slice
+// (`coords`) and the sibling has another.
 absl::StatusOr<WorkerInfo> ExpectWorker(const WorkerInfo& sibling, const WorkerPlaceInCluster& sibling_place,
                                         const WorkerPlaceInCluster& place);
 

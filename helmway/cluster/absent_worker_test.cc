@@ -15,7 +15,8 @@ DeviceInfo Device(DeviceId id, int64_t slice, int64_t task) {
   device.to_string = absl::StrCat("cpu:", id);
   device.memories = {7};
   device.default_memory = 7;
-  device.attributes = {{"slice_index", {slice}}, {"virtual_task_index", {task}}, {"colocation_id", {int64_t{id}}}};
+  device.attributes = {
+      {"slice_index", {slice}}, {"virtual_task_index", {task}}, {"colocation_id", {int64_t{id}}}};
   return device;
 }
 
@@ -31,7 +32,8 @@ WorkerInfo Sibling() {
 }
 
 TEST(AbsentWorker, IsExpectedToBeLikeItsSibling) {
-  const auto info = ExpectWorker(Sibling(), {.worker = 1, .slice = 0, .task = 1}, {.worker = 6, .slice = 3, .task = 0});
+  const auto info =
+      ExpectWorker(Sibling(), {.worker = 1, .slice = 0, .task = 1}, {.worker = 6, .slice = 3, .task = 0});
   ASSERT_TRUE(info.ok()) << info.status();
   ASSERT_EQ(info->devices.size(), 2);
   EXPECT_EQ(info->devices[1].id, 6 * 2048 + 1);
@@ -62,7 +64,8 @@ TEST(AbsentWorker, AnswersWithItsLoss) {
   EXPECT_EQ(session->Loss(), loss);
   int answers = 0;
   session->Await({}, [&](const absl::Status& status) { answers += status == loss; });
-  session->Read(1, {}, [&](const absl::StatusOr<base::HostBytes>& bytes) { answers += bytes.status() == loss; });
+  session->Read(1, {},
+                [&](const absl::StatusOr<base::HostBytes>& bytes) { answers += bytes.status() == loss; });
   EXPECT_EQ(answers, 2);
 }
 

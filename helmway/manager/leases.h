@@ -22,7 +22,7 @@ class Leases {
     std::string name;                         // of the proxy, for messages
     bool all = false;                         // every slice, and at least one of them ready
     std::vector<std::string> instance_types;  // else one ready slice for each
-    int32_t may_be_missing = 0;  // so many of these need not be ready
+    int32_t may_be_missing = 0;               // so many of these need not be ready
     std::vector<int32_t> held;                // what it had before, in the order of the request
     uint64_t held_number = 0;                 // the number of that lease
   };
