@@ -183,6 +183,25 @@ def test_a_stopped_worker_is_lost_ended_and_replaced(start):
     assert server.close() == 0
 
 
+def test_the_tests_of_pathwaysutils_that_use_devices(start, tmp_path):
+    """Its model of lost devices, and resharding, on two slices."""
+    import pathwaysutils
+
+    folder = pathlib.Path(pathwaysutils.__file__).parent / "test"
+    files = [folder / "mock_fault_injection_test.py", folder / "reshard_test.py", folder / "experimental/reshard_test.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, *files],
+        env=two_slices(start).environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        timeout=seconds(300),
+        check=False,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:]
+
+
 def final_loss(out):
     return float(re.search(r"final loss (\S+) after", out).group(1))
 
