@@ -12,7 +12,7 @@ namespace helmway::cache {
 namespace {
 
 constexpr absl::string_view kMagic = "HELMWAYC";
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 constexpr size_t kPrefixBytes = 8 + 4 + 4 + 8;
 constexpr size_t kHashBytes = 32;
 
@@ -75,6 +75,7 @@ std::string EncodeEntry(absl::string_view key, absl::string_view plugin, const E
   body.set_num_partitions(entry.program.num_partitions);
   body.set_optimized_hlo_format(entry.program.optimized_hlo_format);
   body.set_optimized_hlo(entry.program.optimized_hlo);
+  body.set_outline(entry.program.outline);
   for (const std::string& kind : entry.program.output_memory_kinds) body.add_output_memory_kinds(kind);
   body.set_fingerprint(entry.program.fingerprint);
   if (entry.program.memory_stats.ok()) {
@@ -122,6 +123,7 @@ absl::StatusOr<Entry> DecodeEntry(absl::string_view bytes, absl::string_view key
   entry.program.num_partitions = body.num_partitions();
   entry.program.optimized_hlo_format = body.optimized_hlo_format();
   entry.program.optimized_hlo = std::move(*body.mutable_optimized_hlo());
+  entry.program.outline = std::move(*body.mutable_outline());
   entry.program.output_memory_kinds.assign(body.output_memory_kinds().begin(),
                                            body.output_memory_kinds().end());
   entry.program.fingerprint = body.fingerprint();

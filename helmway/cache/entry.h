@@ -26,7 +26,8 @@ struct Entry {
   bool has_custom_calls = false;     // it may need handlers to be loaded before it
 
   int64_t size_bytes() const {
-    return static_cast<int64_t>(executable.size() + program.optimized_hlo.size() + sizeof(Entry));
+    return static_cast<int64_t>(executable.size() + program.optimized_hlo.size() + program.outline.size() +
+                                sizeof(Entry));
   }
 };
 

@@ -20,6 +20,7 @@ Entry SomeEntry() {
   entry.program.num_partitions = 4;
   entry.program.optimized_hlo_format = "hlo";
   entry.program.optimized_hlo = "HLO";
+  entry.program.outline = "H";
   entry.program.output_memory_kinds = {"device", "pinned_host"};
   entry.program.fingerprint = "\xff";
   entry.program.memory_stats = "stats";
@@ -36,6 +37,7 @@ void ExpectSame(const Entry& got, const Entry& wanted) {
   EXPECT_EQ(got.program.num_partitions, wanted.program.num_partitions);
   EXPECT_EQ(got.program.optimized_hlo_format, wanted.program.optimized_hlo_format);
   EXPECT_EQ(got.program.optimized_hlo, wanted.program.optimized_hlo);
+  EXPECT_EQ(got.program.outline, wanted.program.outline);
   EXPECT_EQ(got.program.output_memory_kinds, wanted.program.output_memory_kinds);
   EXPECT_EQ(got.program.fingerprint, wanted.program.fingerprint);
   EXPECT_EQ(got.program.memory_stats, wanted.program.memory_stats);
@@ -59,9 +61,11 @@ TEST(EntryTest, TellsDamageFromForeignness) {
   const std::string bytes = EncodeEntry(kKey, kPlugin, SomeEntry());
   EXPECT_EQ(DecodeEntry(bytes, "other", kPlugin).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DecodeEntry(bytes, kKey, "plugin 2").status().code(), absl::StatusCode::kFailedPrecondition);
-  std::string newer = bytes;
-  newer[8] = 2;
-  EXPECT_EQ(DecodeEntry(newer, kKey, kPlugin).status().code(), absl::StatusCode::kFailedPrecondition);
+  for (const int change : {-1, 1}) {
+    std::string other = bytes;
+    other[8] = static_cast<char>(other[8] + change);
+    EXPECT_EQ(DecodeEntry(other, kKey, kPlugin).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_EQ(DecodeEntry(bytes.substr(0, size), kKey, kPlugin).status().code(), absl::StatusCode::kDataLoss)
         << size;

@@ -241,6 +241,7 @@ struct CompiledProgram {
   std::vector<DeviceId> devices;  // in assignment order
   std::string optimized_hlo_format;
   std::string optimized_hlo;  // serialized
+  std::string outline;        // of it (program::OutlineOf): what is needed to run it, in little
   std::vector<std::string> output_memory_kinds;
   std::string fingerprint;  // empty if unknown
   absl::StatusOr<std::string> memory_stats =

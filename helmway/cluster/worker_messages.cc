@@ -324,6 +324,7 @@ proto::Program ToProto(const CompiledProgram& program) {
   Append(program.devices, message.mutable_devices());
   message.set_optimized_hlo_format(program.optimized_hlo_format);
   message.set_optimized_hlo(program.optimized_hlo);
+  message.set_outline(program.outline);
   for (const std::string& kind : program.output_memory_kinds) message.add_output_memory_kinds(kind);
   message.set_fingerprint(program.fingerprint);
   if (program.memory_stats.ok()) {
@@ -345,6 +346,7 @@ CompiledProgram FromProto(const proto::Program& message) {
   program.devices.assign(message.devices().begin(), message.devices().end());
   program.optimized_hlo_format = message.optimized_hlo_format();
   program.optimized_hlo = message.optimized_hlo();
+  program.outline = message.outline();
   program.output_memory_kinds.assign(message.output_memory_kinds().begin(),
                                      message.output_memory_kinds().end());
   program.fingerprint = message.fingerprint();

@@ -104,6 +104,19 @@ absl::StatusOr<std::vector<const OpSharding*>> Flatten(const OpSharding& shardin
   return result;
 }
 
+absl::StatusOr<xla::HloModuleProto> ParseModule(absl::string_view format, absl::string_view bytes) {
+  xla::HloModuleProtoWithConfig with_config;
+  if (format == "hlo") {
+    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, *with_config.mutable_hlo_module()));
+  } else if (format == "hlo_with_config") {
+    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, with_config));
+  } else {
+    return absl::UnimplementedError(
+        absl::StrCat("Optimized program: format '", format, "' (hlo and hlo_with_config are supported)"));
+  }
+  return std::move(*with_config.mutable_hlo_module());
+}
+
 struct Devices {
   absl::Span<const int32_t> ids;
   int replicas;
@@ -158,6 +171,41 @@ absl::StatusOr<ValueSpec> MakeValue(const xla::ShapeProto& shape, const OpShardi
 
 }  // namespace
 
+absl::StatusOr<std::string> OutlineOf(absl::string_view format, absl::string_view bytes) {
+  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProto hlo, ParseModule(format, bytes));
+  xla::HloModuleProto outline;
+  outline.set_name(hlo.name());
+  if (hlo.has_host_program_shape()) *outline.mutable_host_program_shape() = hlo.host_program_shape();
+  if (hlo.has_spmd_output_sharding()) *outline.mutable_spmd_output_sharding() = hlo.spmd_output_sharding();
+  *outline.mutable_spmd_parameters_shardings() = hlo.spmd_parameters_shardings();
+  *outline.mutable_input_output_alias() = hlo.input_output_alias();
+  *outline.mutable_buffer_donor() = hlo.buffer_donor();
+  xla::HloComputationProto& computation = *outline.add_computations();
+  std::set<std::string> targets;
+  bool has_cross_device = false;
+  bool has_unknown_length = false;
+  for (const xla::HloComputationProto& full : hlo.computations()) {
+    for (const xla::HloInstructionProto& instruction : full.instructions()) {
+      const bool calls_python = instruction.custom_call_target() == cluster::kPythonCallbackTarget;
+      bool keep = calls_python;
+      if (instruction.opcode() == "custom-call")
+        keep |= targets.insert(instruction.custom_call_target()).second;
+      if (IsCrossDevice(instruction)) keep |= !std::exchange(has_cross_device, true);
+      if (HasUnknownLength(instruction.opcode())) keep |= !std::exchange(has_unknown_length, true);
+      // Of the others so many that their number is seen to be large.
+      if (!keep && computation.instructions_size() > kMaxShortInstructions) continue;
+      xla::HloInstructionProto& kept = *computation.add_instructions();
+      kept.set_opcode(instruction.opcode());
+      kept.set_custom_call_target(instruction.custom_call_target());
+      kept.set_is_host_transfer(instruction.is_host_transfer());
+      if (!calls_python) continue;
+      HELMWAY_ASSIGN_OR_RETURN(const std::string config, BackendConfig(hlo, instruction));
+      kept.set_backend_config(config);
+    }
+  }
+  return outline.SerializeAsString();
+}
+
 absl::StatusOr<ExecutableSpec> FromOptimizedHlo(absl::string_view format, absl::string_view bytes,
                                                 absl::Span<const int32_t> devices, int replicas,
                                                 int partitions) {
@@ -168,18 +216,7 @@ absl::StatusOr<ExecutableSpec> FromOptimizedHlo(absl::string_view format, absl::
   }
   const Devices layout_of_devices{devices, replicas, partitions};
 
-  xla::HloModuleProtoWithConfig with_config;
-  xla::HloModuleProto& module = *with_config.mutable_hlo_module();
-  if (format == "hlo") {
-    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, module));
-  } else if (format == "hlo_with_config") {
-    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, with_config));
-  } else {
-    return absl::UnimplementedError(
-        absl::StrCat("Optimized program: format '", format, "' (hlo and hlo_with_config are supported)"));
-  }
-  // Parsing replaces the submessage.
-  const xla::HloModuleProto& hlo = with_config.hlo_module();
+  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProto hlo, ParseModule(format, bytes));
   if (!hlo.has_host_program_shape() || !hlo.host_program_shape().has_result()) {
     return Bad("the module has no program shape");
   }

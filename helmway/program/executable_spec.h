@@ -48,6 +48,11 @@ struct ExecutableSpec {
   bool is_short = false;
 };
 
+// The same program with nothing but what FromOptimizedHlo looks at, in the format "hlo" (kOutlineFormat):
+// some kB where the program has MB. Errors of formats and Python callbacks as there.
+absl::StatusOr<std::string> OutlineOf(absl::string_view format, absl::string_view bytes);
+inline constexpr char kOutlineFormat[] = "hlo";
+
 // Reads an optimized program as PJRT_Executable_OptimizedProgram returns it. `format` is "hlo" (`bytes` are a
 // xla.HloModuleProto) or "hlo_with_config" (xla.HloModuleProtoWithConfig). `devices`: replicas x partitions
 // ids, replica by replica. One parameter that is a tuple counts as its elements. INVALID_ARGUMENT for bytes

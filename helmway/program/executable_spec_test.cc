@@ -3,6 +3,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -33,10 +34,46 @@ xla::HloModuleProto Module(const std::string& text) {
   return module;
 }
 
+// Everything of a spec but what its shapes and shardings say.
+auto Facts(const ExecutableSpec& spec) {
+  return std::make_tuple(spec.name, spec.donated_parameters, spec.has_cross_device_ops,
+                         spec.custom_call_targets, spec.python_callbacks, spec.is_short,
+                         spec.parameters.size(), spec.outputs.size());
+}
+
+// An outline says the same as its program.
+void ExpectSameOutline(const std::string& format, const std::string& bytes,
+                       const std::vector<int32_t>& devices, int replicas,
+                       const absl::StatusOr<ExecutableSpec>& spec) {
+  const auto outline = OutlineOf(format, bytes);
+  if (!outline.ok()) {
+    EXPECT_EQ(outline.status().code(), spec.status().code());
+    return;
+  }
+  const auto again = FromOptimizedHlo(kOutlineFormat, *outline, devices, replicas,
+                                      static_cast<int>(devices.size()) / replicas);
+  ASSERT_EQ(again.status(), spec.status());
+  if (!spec.ok()) return;
+  EXPECT_EQ(Facts(*again), Facts(*spec));
+  const auto expect_same = [](const std::vector<ValueSpec>& a, const std::vector<ValueSpec>& b) {
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].element_type, b[i].element_type);
+      EXPECT_EQ(a[i].shard_dims, b[i].shard_dims);
+      EXPECT_EQ(a[i].global_dims, b[i].global_dims);
+      EXPECT_EQ(a[i].layout.ToText(), b[i].layout.ToText());
+      EXPECT_EQ(a[i].op_sharding.has_value(), b[i].op_sharding.has_value());
+    }
+  };
+  expect_same(again->parameters, spec->parameters);
+  expect_same(again->outputs, spec->outputs);
+}
+
 absl::StatusOr<ExecutableSpec> Read(const xla::HloModuleProto& module, const std::vector<int32_t>& devices,
                                     int replicas = 1) {
-  return FromOptimizedHlo("hlo", module.SerializeAsString(), devices, replicas,
-                          static_cast<int>(devices.size()) / replicas);
+  const std::string bytes = module.SerializeAsString();
+  auto spec = FromOptimizedHlo("hlo", bytes, devices, replicas, static_cast<int>(devices.size()) / replicas);
+  ExpectSameOutline("hlo", bytes, devices, replicas, spec);
+  return spec;
 }
 
 TEST(ExecutableSpec, ShardedStepOfJax) {
@@ -50,6 +87,8 @@ TEST(ExecutableSpec, ShardedStepOfJax) {
     SCOPED_TRACE(format);
     const auto spec = FromOptimizedHlo(format, bytes, {4, 5, 6, 7}, 1, 4);
     ASSERT_TRUE(spec.ok()) << spec.status();
+    ExpectSameOutline(format, bytes, {4, 5, 6, 7}, 1, spec);
+    EXPECT_LT(OutlineOf(format, bytes)->size(), bytes.size() / 4);
     EXPECT_EQ(spec->name, "jit_sharded_step");
     EXPECT_THAT(spec->donated_parameters, ElementsAre(0));
     EXPECT_TRUE(spec->has_cross_device_ops);

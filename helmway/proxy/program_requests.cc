@@ -72,9 +72,8 @@ absl::StatusOr<std::shared_ptr<const Executable>> MakeExecutable(cluster::Execut
   auto executable = std::make_shared<Executable>();
   executable->id = id;
   HELMWAY_ASSIGN_OR_RETURN(
-      executable->spec,
-      program::FromOptimizedHlo(compiled.optimized_hlo_format, compiled.optimized_hlo, compiled.devices,
-                                compiled.num_replicas, compiled.num_partitions));
+      executable->spec, program::FromOptimizedHlo(program::kOutlineFormat, compiled.outline, compiled.devices,
+                                                  compiled.num_replicas, compiled.num_partitions));
   if (!executable->spec.python_callbacks.empty()) {
     executable->callbacks =
         std::make_shared<const CallbackUse>(std::move(callbacks), executable->spec.python_callbacks);

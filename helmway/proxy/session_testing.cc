@@ -240,6 +240,7 @@ cluster::CompiledProgram Compiled(const ProgramForm& form) {
   program.devices = form.devices;
   program.optimized_hlo_format = "hlo";
   program.optimized_hlo = module.SerializeAsString();
+  program.outline = program.optimized_hlo;
   program.output_memory_kinds = form.output_memory_kinds;
   if (program.output_memory_kinds.empty()) {
     program.output_memory_kinds.assign(form.outputs.size(), "device");

@@ -41,8 +41,8 @@ std::vector<cluster::DeviceId> DevicesOf(const pjrt::LoadedExecutable& executabl
   return devices;
 }
 
-absl::StatusOr<program::ExecutableSpec> ReadModule(const cluster::CompiledProgram& program) {
-  return program::FromOptimizedHlo(program.optimized_hlo_format, program.optimized_hlo, program.devices,
+absl::StatusOr<program::ExecutableSpec> ReadOutline(const cluster::CompiledProgram& program) {
+  return program::FromOptimizedHlo(program::kOutlineFormat, program.outline, program.devices,
                                    program.num_replicas, program.num_partitions);
 }
 
@@ -57,7 +57,9 @@ absl::Status Describe(Compiler::Compiled* compiled) {
   HELMWAY_ASSIGN_OR_RETURN(pjrt::ProgramBytes hlo, executable.OptimizedHlo());
   program.optimized_hlo_format = std::move(hlo.format);
   program.optimized_hlo = std::move(hlo.bytes);
-  HELMWAY_ASSIGN_OR_RETURN(compiled->spec, ReadModule(program));
+  HELMWAY_ASSIGN_OR_RETURN(program.outline,
+                           program::OutlineOf(program.optimized_hlo_format, program.optimized_hlo));
+  HELMWAY_ASSIGN_OR_RETURN(compiled->spec, ReadOutline(program));
   HELMWAY_ASSIGN_OR_RETURN(program.output_memory_kinds, executable.OutputMemoryKinds());
   program.fingerprint = executable.Fingerprint().value_or("");
   if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats(); stats.ok()) {
@@ -202,7 +204,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::Load(const Target& target, const ca
           int64_t{entry.program.num_replicas} * entry.program.num_partitions) {
     return absl::InternalError("the loaded program is not the one that was compiled");
   }
-  HELMWAY_ASSIGN_OR_RETURN(loaded.spec, ReadModule(loaded.program));
+  HELMWAY_ASSIGN_OR_RETURN(loaded.spec, ReadOutline(loaded.program));
   if (target.several) loaded.program.serialized = entry.executable;
   return loaded;
 }
