@@ -344,7 +344,10 @@ class PeerSender {
   virtual void SetReceiver(std::weak_ptr<CollectiveReceiver> receiver) = 0;
   // Opens the connection to a peer unless there is one, so that its loss is noticed.
   virtual void Connect(const PeerAddress& to) = 0;
-  // In order for each peer, and never waits. What can't be delivered is lost, and the loss is told.
+  // Memory for bytes that go to a peer, which costs the least to give to it.
+  virtual absl::StatusOr<base::HostBlock> Allocate(const PeerAddress& to, int64_t bytes) = 0;
+  // Never waits. Large bytes may come later than what is sent after them. What can't be delivered is lost,
+  // and the loss is told.
   virtual void SendPart(const PeerAddress& to, CollectivePart part) = 0;
   virtual void SendAbort(const PeerAddress& to, SessionId session, LaunchId launch,
                          const absl::Status& status) = 0;

@@ -19,7 +19,8 @@ namespace helmway::cluster {
 //   2  2026-11-29  launches have places in an order over all sessions
 //   3  2026-11-30  a worker describes itself as it does to the resource manager
 //   4  2026-11-30  compiled programs come with an outline
-inline constexpr uint32_t kWorkerProtocol = 4;
+//   5  2026-11-30  workers on one host share memory
+inline constexpr uint32_t kWorkerProtocol = 5;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);

@@ -19,10 +19,14 @@ struct PeersOptions {
   // Must outlive the sender.
   MessageStreamClient* streams = nullptr;
   std::shared_ptr<base::HostMemoryPool> host_memory;
+  // What it may take for bytes that are shared with workers on this host; 0: they go over the streams.
+  int64_t shared_memory_bytes = int64_t{256} << 20;
 };
 
 // Sends buffers and parts of collectives to other workers, over one stream to each that stays open until it
-// breaks; a later buffer then opens another. Whoever shares in a launch with that worker is told.
+// breaks; a later buffer then opens another. Whoever shares in a launch with that worker is told. Large bytes
+// for a worker on this host go through memory that both map (shared_memory.h) as long as there is some, and
+// over the stream where it cannot be had or is full.
 std::unique_ptr<cluster::PeerSender> MakePeerSender(PeersOptions options);
 
 }  // namespace helmway::net

@@ -1,6 +1,7 @@
 #include "helmway/net/transfers.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -54,7 +55,22 @@ void Transfers::SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_
   } while (offset < bytes.size);
 }
 
+uint64_t Transfers::Name() {
+  base::MutexLock lock(&mu_);
+  return next_++;
+}
+
 absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece) {
+  return OnPiece(transfer, size, piece.size(), [&](uint8_t* target) { piece.CopyTo(target); });
+}
+
+absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, const base::HostBytes& piece) {
+  return OnPiece(transfer, size, piece.size,
+                 [&](uint8_t* target) { std::memcpy(target, piece.data, static_cast<size_t>(piece.size)); });
+}
+
+absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, int64_t piece_size,
+                                absl::FunctionRef<void(uint8_t*)> copy) {
   Receive receive;
   Incoming done;
   {
@@ -66,13 +82,13 @@ absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, const FrameRead
       incoming.size = size;
       incoming.block = memory_->Allocate(size);
     }
-    if (size != incoming.size || piece.size() > incoming.size - incoming.received) {
+    if (size != incoming.size || piece_size > incoming.size - incoming.received) {
       return absl::InvalidArgumentError(
           absl::StrCat("transfer ", transfer, " brings more bytes than it announced"));
     }
     // Only this stream's thread writes to the block, and nobody reads it before it is complete.
-    if (incoming.block.ok()) piece.CopyTo(incoming.block->data + incoming.received);
-    incoming.received += piece.size();
+    if (incoming.block.ok()) copy(incoming.block->data + incoming.received);
+    incoming.received += piece_size;
     if (incoming.received < incoming.size || !incoming.receive) return absl::OkStatus();
     done = std::move(incoming);
     incoming_.erase(transfer);

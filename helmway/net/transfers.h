@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
@@ -43,8 +44,12 @@ class Transfers {
   // Queues the bytes and returns the name of their transfer, never 0.
   uint64_t Send(base::HostBytes bytes);
 
+  // The name of a transfer whose pieces the caller sends, in order.
+  uint64_t Name();
+
   // A piece has come. INVALID_ARGUMENT: the peer breaks the rules, and the stream should end.
   absl::Status OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece);
+  absl::Status OnPiece(uint64_t transfer, int64_t size, const base::HostBytes& piece);
 
   // Calls `receive` once the transfer has all come, maybe at once; RESOURCE_EXHAUSTED if there was no memory
   // for it.
@@ -60,6 +65,8 @@ class Transfers {
     int64_t received = 0;
     Receive receive;
   };
+  absl::Status OnPiece(uint64_t transfer, int64_t size, int64_t piece_size,
+                       absl::FunctionRef<void(uint8_t*)> copy);
   void SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_t transfer,
                   const base::HostBytes& bytes);
   static absl::StatusOr<base::HostBytes> Take(Incoming incoming);

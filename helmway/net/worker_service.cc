@@ -11,12 +11,14 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/local_addresses.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_info.h"
 #include "helmway/cluster/worker_messages.h"
 #include "helmway/net/launch_order.h"
 #include "helmway/net/remote_callbacks.h"
+#include "helmway/net/shared_memory.h"
 #include "helmway/net/transfers.h"
 
 namespace helmway::net {
@@ -78,6 +80,13 @@ class ServedSessions {
   const WorkerServiceOptions& options() const { return options_; }
   cluster::WorkerLink& worker() const { return *worker_.load(std::memory_order_acquire); }
 
+  // A worker on this host whose memory can't be mapped. Said once.
+  void NoSharedMemory(const cluster::PeerAddress& peer, const absl::Status& status) {
+    if (no_shared_memory_.exchange(true, std::memory_order_relaxed)) return;
+    LOG(WARNING) << "bytes of the worker at " << peer.address
+                 << " on this host come over the network's stream: " << status;
+  }
+
   void Forget(uint64_t id) {
     base::MutexLock lock(&mu_);
     sessions_.erase(id);
@@ -100,6 +109,7 @@ class ServedSessions {
  private:
   WorkerServiceOptions options_;  // written before worker_
   std::atomic<cluster::WorkerLink*> worker_{nullptr};
+  std::atomic<bool> no_shared_memory_{false};
   // By proxy. Of the streams' one thread.
   absl::flat_hash_map<uint64_t, std::shared_ptr<LaunchOrder>> orders_;
   base::Mutex mu_;
@@ -164,8 +174,8 @@ class BulkReceiver final : public MessageReceiver {
 // What another worker sends.
 class PeerReceiver final : public MessageReceiver {
  public:
-  PeerReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
-      : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
+  PeerReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream, bool is_local)
+      : sessions_(std::move(sessions)), stream_(std::move(stream)), is_local_(is_local) {}
 
   void OnMessage(grpc::ByteBuffer& message) override {
     const absl::Status status = Take(message);
@@ -191,8 +201,23 @@ class PeerReceiver final : public MessageReceiver {
       peer_ = {peer.hello().peer_address(), peer.hello().peer_incarnation()};
       return absl::OkStatus();
     }
-    if (peer.has_piece()) return transfers_->OnPiece(peer.piece().transfer(), peer.piece().size(), frame);
-    if (peer.has_part()) return TakePart(peer.part(), frame);
+    if (peer.has_lane()) {
+      TakeLane(peer.lane());
+      return absl::OkStatus();
+    }
+    std::optional<base::HostBytes> shared;
+    if (peer.has_shared()) {
+      if (lane_ == nullptr) return absl::InvalidArgumentError("bytes in memory that is not shared");
+      HELMWAY_ASSIGN_OR_RETURN(
+          shared, lane_->Take({peer.shared().id(), peer.shared().offset(), peer.shared().size()}));
+    }
+    if (peer.has_piece()) {
+      const proto::Piece& piece = peer.piece();
+      if (shared) return transfers_->OnPiece(piece.transfer(), piece.size(), *shared);
+      return transfers_->OnPiece(piece.transfer(), piece.size(), frame);
+    }
+    if (peer.has_part()) return TakePart(peer.part(), frame, std::move(shared));
+    if (shared) return absl::InvalidArgumentError("bytes for a message that has none in shared memory");
     if (peer.has_abort()) {
       if (const auto collectives = sessions_->options().collectives.lock()) {
         collectives->TakeAbort(peer.abort().session(), peer.abort().launch(),
@@ -220,7 +245,20 @@ class PeerReceiver final : public MessageReceiver {
                         *sessions_->options().host_memory, std::move(deliver));
   }
 
-  absl::Status TakePart(const proto::CollectivePart& message, const FrameReader& frame) {
+  void TakeLane(const proto::Lane& lane) {
+    if (!is_local_) return;
+    lane_ = nullptr;
+    absl::StatusOr<std::shared_ptr<LaneReceiver>> opened = LaneReceiver::Open(
+        {lane.process(), lane.arena_fd(), lane.arena_size(), lane.lane_fd(), lane.token()});
+    if (opened.ok()) {
+      lane_ = *std::move(opened);
+    } else {
+      sessions_->NoSharedMemory(peer_, opened.status());
+    }
+  }
+
+  absl::Status TakePart(const proto::CollectivePart& message, const FrameReader& frame,
+                        std::optional<base::HostBytes> shared) {
     const std::shared_ptr<cluster::CollectiveReceiver> collectives = sessions_->options().collectives.lock();
     if (collectives == nullptr) return absl::UnimplementedError("this worker has no part in collectives");
     auto deliver = [collectives,
@@ -229,12 +267,20 @@ class PeerReceiver final : public MessageReceiver {
       part.bytes = *std::move(bytes);
       collectives->TakePart(std::move(part));
     };
+    if (shared) {
+      if (shared->size != message.size()) return absl::InvalidArgumentError("a part of another size");
+      // Where it lies: it is read once, soon.
+      deliver(*std::move(shared));
+      return absl::OkStatus();
+    }
     return ReceiveBytes("a part of a collective", message.size(), message.transfer(), &frame, *transfers_,
                         *sessions_->options().host_memory, std::move(deliver));
   }
 
   const std::shared_ptr<ServedSessions> sessions_;
   std::shared_ptr<MessageStream> stream_;
+  const bool is_local_;                 // the peer is a process of this host
+  std::shared_ptr<LaneReceiver> lane_;  // its memory; null: not mapped
   std::optional<Transfers> transfers_;  // once the peer has said Hello
   cluster::PeerAddress peer_;
 };
@@ -591,8 +637,8 @@ LateWorkerService MakeLateWorkerService() {
         [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
           return std::make_shared<BulkReceiver>(sessions, std::move(stream));
         }},
-       {kPeerMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& /*peer*/) {
-          return std::make_shared<PeerReceiver>(sessions, std::move(stream));
+       {kPeerMethod, [sessions](std::shared_ptr<MessageStream> stream, const std::string& peer) {
+          return std::make_shared<PeerReceiver>(sessions, std::move(stream), base::IsLocalPeer(peer));
         }}});
   late.bind = [sessions](cluster::WorkerLink* worker, WorkerServiceOptions options) {
     sessions->Bind(worker, std::move(options));

@@ -795,7 +795,9 @@ absl::Status Collectives::SendToOthers(CollectiveLaunch& launch, const Exchange&
       exchange.ForEachSlice(mine, remote.members, [&](size_t /*target*/, size_t /*k*/, const Source& slice) {
         bytes += Aligned(slice.bytes());
       });
-      HELMWAY_ASSIGN_OR_RETURN(base::HostBlock block, options_.host_memory->Allocate(bytes));
+      HELMWAY_ASSIGN_OR_RETURN(
+          base::HostBlock block,
+          options_.peers->Allocate(launch.program->workers()[remote.worker].address, bytes));
       int64_t offset = 0;
       exchange.ForEachSlice(mine, remote.members, [&](size_t /*target*/, size_t /*k*/, const Source& slice) {
         const int64_t length = slice.bytes();
@@ -823,7 +825,9 @@ absl::Status Collectives::SendReduced(CollectiveLaunch& launch, const Exchange& 
       bytes += Aligned(exchange.Share(result, shares, member).bytes());
     }
   }
-  HELMWAY_ASSIGN_OR_RETURN(base::HostBlock block, options_.host_memory->Allocate(bytes));
+  HELMWAY_ASSIGN_OR_RETURN(
+      base::HostBlock block,
+      options_.peers->Allocate(launch.program->workers()[group.remote[0].worker].address, bytes));
   int64_t offset = 0;
   for (const size_t member : group.local) {
     for (const pjrt::FfiBuffer& result : like.results) {
