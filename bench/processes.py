@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import pathlib
+import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -41,13 +44,13 @@ def clean_environment(extra):
 class Process:
   """A child with line-wise pipes on stdin and stdout. Ends when closed, with its stdin."""
 
-  def __init__(self, name, argv, env=None):
+  def __init__(self, name, argv, env=None, **popen):
     self.name = name
     self.log = tempfile.TemporaryFile("w+")
     try:
       self.child = subprocess.Popen(
           [str(a) for a in argv], env=clean_environment(env or {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-          stderr=self.log, start_new_session=True)
+          stderr=self.log, start_new_session=True, **popen)
     except OSError as e:
       raise Failure(f"{name}: {e}") from e
     self.unread = b""
@@ -65,12 +68,15 @@ class Process:
     text, self.unread = self.unread.split(b"\n", 1)
     return text.decode().strip()
 
-  def ask(self, text, timeout=120):
+  def say(self, text):
     try:
       self.child.stdin.write(text.encode() + b"\n")
       self.child.stdin.flush()
     except OSError as e:
       raise Failure(f"{self.name}: {e}\n{self.stderr()}") from e
+
+  def ask(self, text, timeout=120):
+    self.say(text)
     return self.line(timeout)
 
   def stderr(self):
@@ -120,8 +126,8 @@ class Process:
 class Server(Process):
   """A server that prints the line that users paste into their shell."""
 
-  def __init__(self, name, argv, env=None):
-    super().__init__(name, argv, env)
+  def __init__(self, name, argv, env=None, **popen):
+    super().__init__(name, argv, env, **popen)
     try:
       text = self.line()
       while "JAX_BACKEND_TARGET=" not in text:
@@ -136,10 +142,14 @@ def helmway(devices=1, env=None, flags=()):
   return Server("helmway", [BINARY, "up", "--devices", devices, "--port", 0, *flags], env)
 
 
-def helmway_cluster(workers, devices, slices=1, flags=()):
-  """Workers in processes of their own, with so many devices each."""
+def helmway_cluster(workers, devices=1, slices=1, flags=(), shared_memory=True):
+  """Workers in processes of their own, with so many devices each. Without shared memory: they get none that is as
+  large as they want."""
+  popen = {} if shared_memory else {
+      # The signal that comes with the limit is ignored by Python, and so by what it starts.
+      "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 20, 128 << 20)), "restore_signals": False}
   return Server("helmway", [BINARY, "up", "--workers", workers, "--devices-per-worker", devices, "--slices", slices,
-                            "--port", 0, *flags])
+                            "--port", 0, *flags], None, **popen)
 
 
 def null_server(devices=1, env=None):
@@ -152,11 +162,86 @@ class Side(Process):
   def __init__(self, name, env):
     super().__init__(name, [PYTHON, BENCH / "side.py"], env | {"PYTHONUNBUFFERED": "1"})
 
-  def do(self, what, timeout=180, **arguments):
-    answer = json.loads(self.ask(json.dumps({"do": what} | arguments), timeout))
+  def begin(self, what, **arguments):
+    self.say(json.dumps({"do": what} | arguments))
+
+  def end(self, what, timeout=180):
+    answer = json.loads(self.line(timeout))
     if "error" in answer:
       raise Failure(f"{self.name}: {what}: {answer['error']}")
     return answer["ok"]
+
+  def do(self, what, timeout=180, **arguments):
+    self.begin(what, **arguments)
+    return self.end(what, timeout)
+
+
+class Controllers:
+  """JAX as it is on several hosts: a process for each, all of which run the same; gloo between them."""
+
+  def __init__(self, count, devices_per_process=1):
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      coordinator = "127.0.0.1:%d" % free.getsockname()[1]
+    self.sides = []
+    try:
+      for number in range(count):
+        env = local_environment(devices_per_process) | {
+            "HELMWAY_BENCH_COORDINATOR": coordinator, "HELMWAY_BENCH_PROCESSES": str(count),
+            "HELMWAY_BENCH_PROCESS": str(number), "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+        self.sides.append(Side(f"controller {number}", env))
+      self.do("hello")
+    except BaseException:
+      self.close()
+      raise
+
+  def do(self, what, timeout=180, **arguments):
+    """The answer of the first."""
+    return self.do_all(what, timeout, **arguments)[0]
+
+  def do_all(self, what, timeout=180, **arguments):
+    for side in self.sides:
+      side.begin(what, **arguments)
+    return [side.end(what, timeout) for side in self.sides]
+
+  def close(self):
+    for side in self.sides:
+      side.say("")  # all end together, since each waits for the others
+    for side in self.sides:
+      side.close()
+
+
+class Tcp:
+  """Bytes over one loopback connection between two processes. Durations in seconds."""
+
+  CHILD = """
+import socket, struct, sys
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+memory = memoryview(bytearray(int(sys.argv[2])))
+while size := peer.recv(8, socket.MSG_WAITALL):
+  left = memory[:struct.unpack("<Q", size)[0]]
+  while left:
+    left = left[peer.recv_into(left):]
+  peer.sendall(b"x")
+"""
+
+  def __init__(self, largest):
+    self.data = memoryview(bytearray(b"x") * largest)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      self.child = Process("tcp", [sys.executable, "-c", self.CHILD, server.getsockname()[1], largest])
+      self.peer = server.accept()[0]
+
+  def send(self, size):
+    """Until the other has them all."""
+    start = time.perf_counter()
+    self.peer.sendall(struct.pack("<Q", size))
+    self.peer.sendall(self.data[:size])
+    self.peer.recv(1)
+    return time.perf_counter() - start
+
+  def close(self):
+    self.peer.close()
+    self.child.close()
 
 
 def client_environment(server, env=None):

@@ -16,6 +16,7 @@ from processes import Side, client_environment, local_environment
 from report import Series
 
 MICRO = 1e6
+CONTROLLERS = "multi-controller JAX, gloo"
 
 
 class Bench:
@@ -45,6 +46,14 @@ class Bench:
     """A client of Helmway, and the server; env is set for both."""
     server = self.keep(processes.helmway(devices, env))
     return self.keep(Side("client of Helmway", client_environment(server, env))), server
+
+  def controllers(self, processes_, devices_per_process=1):
+    return self.keep(processes.Controllers(processes_, devices_per_process))
+
+  def cluster(self, workers, devices_per_worker=1, **how):
+    """A client of a cluster of workers in processes of their own."""
+    server = self.keep(processes.helmway_cluster(workers, devices_per_worker, **how))
+    return self.keep(Side("client of a cluster", client_environment(server)))
 
   def alternate(self, rounds, sides):
     """sides: name -> function returning a list of samples. Runs them in turns; name -> Series.
@@ -286,6 +295,182 @@ def standing(bench):
   return results
 
 
+def spread(bench):
+  """(f) Rate of programs that span workers, and the length that hides the distance."""
+  rows, results = [], {}
+  for workers in (2, 4):
+    sides = {CONTROLLERS: bench.controllers(workers)}
+    if bench.with_helmway:
+      sides["Helmway"] = bench.cluster(workers)
+    results[workers], smallest = {}, None
+    for loops in (1, 64, 256, 1024, 4096):
+      probe = sides[CONTROLLERS].do("spread", loops=loops, count=20) / 20
+      count = max(20, min(300, int(0.2 / probe)))
+      series = bench.alternate(bench.rounds(5), {
+          name: lambda side=side: [side.do("spread", loops=loops, count=count) / count]
+          for name, side in sides.items()})
+      for name, s in series.items():
+        found = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "runs_per_s": 1 / s.median,
+                 "rate_to_controllers": 1 / s.ratio_to(series[CONTROLLERS])}
+        results[workers].setdefault(loops, {})[name] = found
+        rows.append([f"{workers} workers, {loops} products  {name}"] + list(found.values()))
+      if bench.with_helmway:
+        reached = series["Helmway"].ratio_to(series[CONTROLLERS]) <= 1.05
+        smallest = (series[CONTROLLERS].median if smallest is None else smallest) if reached else None
+    results[workers]["parity_from_us"] = smallest and smallest * MICRO
+  report.table("(f) a chain of runs over all workers, 32x32 products on each and an all-reduce of one number; target: "
+               "rate at least 1.0 of the controllers', then 1.5",
+               ["", "median us", "p99 us", "runs/s", "rate to controllers"], rows)
+  for workers, found in results.items():
+    if bench.with_helmway:
+      length = found["parity_from_us"]
+      print(f"  {workers} workers: parity " + (f"from {length:.0f} us per run" if length else "not reached"))
+  return results
+
+
+def move(bench):
+  """(g) From worker to worker."""
+  sizes = (2**20, 2**22, 2**24, 2**26, 2**28)
+  echo = bench.keep(processes.Echo())
+  tcp = bench.keep(processes.Tcp(max(sizes)))
+  clients = {}
+  if bench.with_helmway:
+    clients["Helmway, shared memory"] = bench.cluster(2)
+    clients["Helmway, stream"] = bench.cluster(2, shared_memory=False)
+  rows, results = [], {}
+  for size in sizes:
+    repeats = 8 if size <= 2**22 else 3 if size <= 2**26 else 1
+    sides = {"memcpy": lambda: [echo.do("memcpy", size)[0] for _ in range(repeats)],
+             "loopback TCP": lambda: [tcp.send(size) for _ in range(repeats)]}
+    for name, client in clients.items():
+      sides[name] = lambda client=client: [client.do("move", size=size) for _ in range(repeats)]
+    series = bench.alternate(bench.rounds(5), sides)
+    for client in clients.values():
+      client.do("forget")
+    results[size] = {}
+    for name, s in series.items():
+      found = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "gib_per_s": size / s.median / 2**30,
+               "of_tcp": 1 / s.ratio_to(series["loopback TCP"]), "of_memcpy": 1 / s.ratio_to(series["memcpy"])}
+      results[size][name] = found
+      rows.append([f"{size / 2**20:.0f} MiB  {name}"] + list(found.values()))
+  report.table("(g) device_put from a device of one worker to one of another, until it is ready; targets: through "
+               "shared memory at least 1.5 of TCP, without it 1.0",
+               ["", "median us", "p99 us", "GiB/s", "of TCP", "of memcpy"], rows)
+  return results
+
+
+def allreduce(bench):
+  """(h) All-reduces over workers."""
+  rows, results = [], {}
+  for workers in (2, 4):
+    sides = {CONTROLLERS: bench.controllers(workers)}
+    if bench.with_helmway:
+      sides["Helmway"] = bench.cluster(workers)
+      sides["Helmway, without shared memory"] = bench.cluster(workers, shared_memory=False)
+    results[workers] = {}
+    for size in (2**12, 2**16, 2**20, 2**24, 2**26):
+      count = 200 if size <= 2**16 else 20 if size <= 2**20 else 3
+      series = bench.alternate(bench.rounds(5), {
+          name: lambda side=side: [side.do("allreduce", size=size, count=count)] for name, side in sides.items()})
+      for side in sides.values():
+        side.do("forget")
+      results[workers][size] = {}
+      for name, s in series.items():
+        found = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "gib_per_s": size / s.median / 2**30,
+                 "of_controllers": 1 / s.ratio_to(series[CONTROLLERS])}
+        results[workers][size][name] = found
+        rows.append([f"{workers} workers, {size / 1024:.0f} KiB  {name}"] + list(found.values()))
+  report.table("(h) all-reduce of float32, several in one program, for each; target: speed at least 1.0 of gloo's",
+               ["", "median us", "p99 us", "GiB/s", "speed to gloo"], rows)
+  return results
+
+
+def train_workers(bench):
+  """(i) Training steps over four workers."""
+  workers, steps = 4, 3
+  sides = {CONTROLLERS: bench.controllers(workers)}
+  if bench.with_helmway:
+    sides["Helmway"] = bench.cluster(workers)
+  rows, results = [], {}
+  for what, model_parallel in (("data parallel", 1), ("2 x 2 data and tensor parallel", 2)):
+    losses = {}
+
+    def once(name):
+      answer = sides[name].do("train", steps=steps, devices=workers, model_parallel=model_parallel)
+      losses[name] = answer["loss"]
+      return [answer["seconds"] / steps]
+
+    series = bench.alternate(bench.rounds(5), {name: lambda name=name: once(name) for name in sides})
+    results[what] = {}
+    for name, s in series.items():
+      found = {"median_ms": s.median * 1e3, "p99_ms": s.p99 * 1e3, "to_controllers": s.ratio_to(series[CONTROLLERS]),
+               "loss": losses[name]}
+      results[what][name] = found
+      rows.append([f"{what}  {name}"] + list(found.values()))
+  report.table("(i) training step of a transformer with a million parameters on four workers; target: at most 1.0 of "
+               "the controllers'", ["", "median ms", "p99 ms", "to controllers", "last loss"], rows)
+  return results
+
+
+def dispatch(bench):
+  """(j) The proxy's own work for a launch and for a transfer."""
+  rows, results = [], {}
+  if not bench.with_helmway:
+    return results
+  stubs = bench.keep(processes.Process("stub_cluster", [processes.BUILD / "stub_cluster"]))
+  for what in ("launch", "copy"):
+    series = bench.alternate(bench.rounds(5), {
+        workers: lambda workers=workers: [int(ns) * 1e-9 for ns in stubs.ask(f"{what} {workers} 20").split()]
+        for workers in (8, 64, 512)})
+    results[what] = {}
+    for workers, s in series.items():
+      found = {"median_us": s.median * MICRO, "p99_us": s.p99 * MICRO, "us_per_worker": s.median * MICRO / workers}
+      results[what][workers] = found
+      rows.append([f"{what}, {workers} workers of 4 devices"] + list(found.values()))
+  report.table("(j) CPU time of the proxy for one command, workers are stubs; target: linear, a launch at most 1000 us",
+               ["", "median us", "p99 us", "us per worker"], rows)
+  return results
+
+
+def compile_workers(bench):
+  """(k) Compiling for several workers."""
+  rows, results = [], {}
+  for workers in (2, 4):
+    def sample(start, do):
+      with contextlib.ExitStack() as exits:
+        side = start(exits)
+        return [max(do(side))]
+
+    def controllers(exits):
+      side = processes.Controllers(workers)
+      exits.callback(side.close)
+      return side
+
+    def cluster(exits):
+      server = processes.helmway_cluster(workers)
+      exits.callback(server.close)
+      side = Side("compiling side", client_environment(server))
+      exits.callback(side.close)
+      side.do("hello")
+      return side
+
+    # Every sample has processes of its own, so that nothing is compiled yet.
+    sides = {CONTROLLERS: lambda: sample(
+        controllers, lambda side: side.do_all("compile", program="transformer", devices=workers))}
+    if bench.with_helmway:
+      sides["Helmway"] = lambda: sample(
+          cluster, lambda side: [side.do("compile", program="transformer", devices=workers)])
+    series = bench.alternate(bench.rounds(3), sides)
+    results[workers] = {}
+    for name, s in series.items():
+      found = {"median_ms": s.median * 1e3, "p99_ms": s.p99 * 1e3, "to_controllers": s.ratio_to(series[CONTROLLERS])}
+      results[workers][name] = found
+      rows.append([f"{workers} workers  {name}"] + list(found.values()))
+  report.table("(k) compiling the step of (d), cold: once and loaded by each worker, or by each controller for itself",
+               ["", "median ms", "p99 ms", "to controllers"], rows)
+  return results
+
+
 def reshard(bench):
   """(reshard) From rows to columns over eight devices."""
   devices = 8
@@ -445,14 +630,15 @@ def store(bench):
   return results
 
 
-BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "l": elastic.losing, "m": compiling, "n": store,
+BENCHMARKS = {"a": get, "b": tiny, "c": transfer, "d": train, "e": standing, "f": spread, "g": move, "h": allreduce,
+              "i": train_workers, "j": dispatch, "k": compile_workers, "l": elastic.losing, "m": compiling, "n": store,
               "reshard": reshard, "callback": callback}
 
 
 def main():
   parser = argparse.ArgumentParser(prog="bench/run.sh", description="Helmway beside its yardsticks.")
   parser.add_argument("name", nargs="*",
-                      help="benchmarks to run, of a b c d e l m n reshard callback; all by default")
+                      help="benchmarks to run, of a b c d e f g h i j k l m n reshard callback; all by default")
   parser.add_argument("--rounds", type=float, default=1.0, metavar="FACTOR",
                       help="multiplies the number of rounds of every benchmark")
   parser.add_argument("--without-helmway", action="store_true", help="measure the yardsticks only")

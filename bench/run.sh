@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Measures Helmway beside its yardsticks and prints ratios.
 #
-#   bench/run.sh [--rounds FACTOR] [--without-helmway] [a] [b] [c] [d] [e] [m] [n] [reshard] [callback]
+#   bench/run.sh [--rounds FACTOR] [--without-helmway] [NAME ...]     names: a to n, reshard, callback
 #
 # HELMWAY_BINARY        the server            (build/release/helmway/apps/helmway)
-# HELMWAY_BENCH_BUILD   grpc_echo, null_server (build/release/bench)
+# HELMWAY_BENCH_BUILD   grpc_echo, null_server, store_io, stub_cluster (build/release/bench)
 # HELMWAY_BENCH_PYTHON  a Python with jax, flax, optax and pathwaysutils (.venv/bin/python)
 # HELMWAY_FAKE_GCS_SERVER  the Cloud Storage emulator, for its rows in (m) and (n); left out without it
 set -euo pipefail

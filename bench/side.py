@@ -16,6 +16,11 @@ if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
 
   pathwaysutils.initialize()
 
+if coordinator := os.environ.get("HELMWAY_BENCH_COORDINATOR"):
+  # One of several processes that run the same.
+  jax.distributed.initialize(coordinator, int(os.environ["HELMWAY_BENCH_PROCESSES"]),
+                             int(os.environ["HELMWAY_BENCH_PROCESS"]))
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -153,32 +158,95 @@ class Workloads:
     y.delete()
     return duration
 
+  def spread(self, loops, count):
+    """A chain of runs over all devices: `loops` small matrix products on each, and the sum of one number of each;
+    seconds for the chain."""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = self.keep("mesh", lambda: Mesh(np.array(jax.devices()), ("x",)))
+    split = NamedSharding(mesh, PartitionSpec("x"))
+
+    def make():
+      def local(a):
+        b = jax.lax.fori_loop(0, loops, lambda _, c: jnp.tanh(c @ a[0]), a[0])
+        return (b + jax.lax.psum(b[0, 0], "x") / mesh.size)[None]
+
+      return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x")))
+
+    x = self.keep("spread.x", lambda: jax.jit(
+        lambda: jnp.full((mesh.size, 32, 32), 0.01, np.float32), out_shardings=split)())
+    f = self.keep(("spread.f", loops), make)
+    jax.block_until_ready(f(f(x)))
+    y = x
+    start = clock()
+    for _ in range(count):
+      y = f(y)
+    y.block_until_ready()
+    return clock() - start
+
+  def move(self, size):
+    """From the first device to the last: until the copy is ready."""
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    x = self.keep(("move", size), lambda: jax.block_until_ready(
+        jax.jit(lambda: jnp.arange(size // 4, dtype=np.float32), out_shardings=first)()))
+    start = clock()
+    y = jax.device_put(x, jax.devices()[-1])
+    y.block_until_ready()
+    duration = clock() - start
+    y.delete()
+    return duration
+
+  def allreduce(self, size, count):
+    """One program with a chain of `count` all-reduces, of so many bytes of float32 on each device; seconds for each."""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = self.keep("mesh", lambda: Mesh(np.array(jax.devices()), ("x",)))
+    split = NamedSharding(mesh, PartitionSpec("x"))
+
+    def make():
+      def local(a):
+        return jax.lax.fori_loop(0, count, lambda _, b: jax.lax.psum(b, "x") * (1 / mesh.size), a)
+
+      return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"),
+                                   check_vma=False))
+
+    x = self.keep(("allreduce", size), lambda: jax.block_until_ready(jax.jit(
+        lambda: jnp.ones((mesh.size, size // 4), np.float32), out_shardings=split)()))
+    f = self.keep(("allreduce.f", size, count), make)
+    start = clock()
+    y = f(x)
+    y.block_until_ready()
+    duration = clock() - start
+    y.delete()
+    return duration / count
+
   def forget(self):
     self.kept.clear()
     return None
 
-  def train(self, steps, devices):
+  def train(self, steps, devices, model_parallel=1):
     """Training steps of a small transformer; seconds for all of them, until the loss is known."""
-    step, state, batch = self.keep(("train", devices), lambda: make_training(devices))
+    key = ("train", devices, model_parallel)
+    step, state, batch = self.keep(key, lambda: make_training(devices, model_parallel))
     start = clock()
     for _ in range(steps):
       state, loss = step(state, batch)
     loss.block_until_ready()
     duration = clock() - start
-    self.kept["train", devices] = (step, state, batch)
+    self.kept[key] = (step, state, batch)
     return {"seconds": duration, "loss": float(loss)}
 
-  def compile(self, program):
+  def compile(self, program, devices=1):
     """One compile of "tiny" or "transformer" (the step of train); seconds, without tracing and lowering."""
     if program == "tiny":
       lowered = jax.jit(lambda a: a + 1).lower(jax.ShapeDtypeStruct((8,), np.float32))
     else:
-      init, step, key, tokens, everywhere, split = define_training(1)
+      init, step, key, tokens, shardings, split = define_training(devices)
 
       def abstract(x, sharding):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-      state = jax.tree.map(lambda x: abstract(x, everywhere), jax.eval_shape(init, key))
+      state = jax.tree.map(abstract, jax.eval_shape(init, key), shardings)
       lowered = step.lower(state, abstract(tokens, split))
     start = clock()
     lowered.compile()
@@ -196,8 +264,12 @@ class Workloads:
     return {"client_bytes": own_memory_bytes() - before}
 
 
-def define_training(devices):
-  """init, step (jitted), a key, tokens, and the shardings of both."""
+def define_training(devices, model_parallel=1):
+  """init, step (jitted), a key, tokens, and the shardings of the state and of the tokens.
+
+  The batch is split over the devices; with model_parallel, over groups of so many, and within each the matrices are
+  split by columns.
+  """
   import flax.linen as nn
   import optax
   from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -221,8 +293,7 @@ def define_training(devices):
         x = Block()(x)
       return nn.Dense(vocabulary)(nn.LayerNorm()(x))
 
-  mesh = Mesh(np.array(jax.devices()[:devices]), ("data",))
-  everywhere = NamedSharding(mesh, PartitionSpec())
+  mesh = Mesh(np.array(jax.devices()[:devices]).reshape(-1, model_parallel), ("data", "model"))
   split = NamedSharding(mesh, PartitionSpec("data"))
   model, optimizer = Model(), optax.adamw(1e-3)
 
@@ -241,13 +312,20 @@ def define_training(devices):
     return (optax.apply_updates(parameters, updates), optimizer_state), loss
 
   tokens = np.random.default_rng(0).integers(0, vocabulary, (batch_size, length), dtype=np.int32)
-  step = jax.jit(step, donate_argnums=0, out_shardings=(everywhere, everywhere))
-  return init, step, np.asarray([0, 1], np.uint32), tokens, everywhere, split
+  key = np.asarray([0, 1], np.uint32)
+
+  def sharding_of(x):
+    columns = x.ndim == 2 and x.shape[-1] % model_parallel == 0 and model_parallel > 1
+    return NamedSharding(mesh, PartitionSpec(None, "model") if columns else PartitionSpec())
+
+  state = jax.tree.map(sharding_of, jax.eval_shape(init, key))
+  step = jax.jit(step, donate_argnums=0, out_shardings=(state, NamedSharding(mesh, PartitionSpec())))
+  return init, step, key, tokens, state, split
 
 
-def make_training(devices):
-  init, step, key, tokens, everywhere, split = define_training(devices)
-  state = jax.jit(init, out_shardings=everywhere)(jax.device_put(key, everywhere))
+def make_training(devices, model_parallel=1):
+  init, step, key, tokens, state_shardings, split = define_training(devices, model_parallel)
+  state = jax.jit(init, out_shardings=state_shardings)(key)
   batch = jax.device_put(tokens, split)
   state, loss = step(state, batch)
   loss.block_until_ready()
@@ -259,6 +337,8 @@ def main():
   out = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)  # What libraries print must not mix with the answers.
   for line in sys.stdin:
+    if not line.strip():
+      break
     command = json.loads(line)
     name = command.pop("do")
     try:

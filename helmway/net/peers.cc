@@ -73,9 +73,12 @@ class Peer final : public MessageReceiver, public std::enable_shared_from_this<P
     stream_->Send(MakeFrame(message));
   }
 
-  bool shares() {
+  // Whether the peer reads what is shared. What it has given back is free again.
+  bool Shares() {
     base::MutexLock lock(&mu_);
-    return lane_ != nullptr && lane_->accepted();
+    if (lane_ == nullptr || !lane_->accepted()) return false;
+    lane_->Collect();
+    return true;
   }
 
   // False if the stream has ended.
@@ -218,7 +221,7 @@ class PeerSenderImpl final : public cluster::PeerSender {
       {
         base::MutexLock lock(&mu_);
         const auto peer = peers_.find({to.address, to.incarnation});
-        if (peer != peers_.end() && peer->second != nullptr && peer->second->shares()) arena = Arena();
+        if (peer != peers_.end() && peer->second != nullptr && peer->second->Shares()) arena = Arena();
       }
       if (arena != nullptr) {
         if (std::optional<base::HostBlock> block = arena->Allocate(bytes)) return *std::move(block);
