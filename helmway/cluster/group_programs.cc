@@ -12,8 +12,7 @@ namespace {
 // The names at the positions of one worker.
 BufferNames PartOfNames(const BufferNames& names, const Placement& placement, WorkerIndex worker) {
   BufferNames part;
-  for (const Placement::Run& run : placement.runs()) {
-    if (run.worker != worker) continue;
+  for (const Placement::Run& run : placement.runs_of(worker)) {
     if (names.list.empty()) {
       AppendNames(names.first + run.begin, run.end - run.begin, &part);
     } else {

@@ -13,13 +13,27 @@ Placement::Placement(absl::Span<const WorkerIndex> workers) {
     }
     ++runs_.back().end;
   }
+  by_worker_ = runs_;
+  std::stable_sort(by_worker_.begin(), by_worker_.end(),
+                   [](const Run& a, const Run& b) { return a.worker < b.worker; });
 }
 
-WorkerIndex Placement::at(size_t position) const {
+absl::Span<const Placement::Run> Placement::runs_of(WorkerIndex worker) const {
+  const auto begin = std::lower_bound(by_worker_.begin(), by_worker_.end(), worker,
+                                      [](const Run& run, WorkerIndex w) { return run.worker < w; });
+  const auto end = std::upper_bound(begin, by_worker_.end(), worker,
+                                    [](WorkerIndex w, const Run& run) { return w < run.worker; });
+  return absl::MakeConstSpan(by_worker_)
+      .subspan(static_cast<size_t>(begin - by_worker_.begin()), static_cast<size_t>(end - begin));
+}
+
+absl::Span<const Placement::Run> Placement::runs_from(size_t position) const {
   const auto it = std::upper_bound(runs_.begin(), runs_.end(), position,
                                    [](size_t p, const Run& run) { return p < run.end; });
-  return it->worker;
+  return absl::MakeConstSpan(runs_).subspan(static_cast<size_t>(it - runs_.begin()));
 }
+
+WorkerIndex Placement::at(size_t position) const { return runs_from(position).front().worker; }
 
 BufferMap::Ranges::const_iterator BufferMap::Find(BufferId id) const {
   auto it = ranges_.upper_bound(id);

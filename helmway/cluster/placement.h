@@ -30,10 +30,15 @@ class Placement {
 
   size_t size() const { return runs_.empty() ? 0 : runs_.back().end; }
   absl::Span<const Run> runs() const { return runs_; }
+  // Those of one worker, in order. Costs as little as if there were no others.
+  absl::Span<const Run> runs_of(WorkerIndex worker) const;
+  // The runs from that of the position on.
+  absl::Span<const Run> runs_from(size_t position) const;
   WorkerIndex at(size_t position) const;
 
  private:
   absl::InlinedVector<Run, 2> runs_;
+  absl::InlinedVector<Run, 2> by_worker_;  // the same; those of one worker together
 };
 using PlacementRef = std::shared_ptr<const Placement>;
 
@@ -66,8 +71,7 @@ class BufferMap {
   template <typename Visit>
   void ForEachOf(WorkerIndex worker, Visit visit) const {
     for (const auto& [first, range] : ranges_) {
-      for (const Placement::Run& run : range.placement->runs()) {
-        if (run.worker != worker) continue;
+      for (const Placement::Run& run : range.placement->runs_of(worker)) {
         const uint32_t begin = std::max(run.begin, range.offset);
         const uint32_t end = std::min(run.end, range.offset + range.count);
         if (begin < end) visit(first + (begin - range.offset), end - begin);
@@ -102,10 +106,10 @@ class BufferMap {
       }
       const Range& range = it->second;
       const BufferId range_end = std::min<BufferId>(end, it->first + range.count);
-      for (const Placement::Run& run : range.placement->runs()) {
+      const auto begin = static_cast<uint32_t>(first - it->first) + range.offset;
+      for (const Placement::Run& run : range.placement->runs_from(begin)) {
         if (first >= range_end) break;
         const auto position = static_cast<uint32_t>(first - it->first) + range.offset;
-        if (position >= run.end) continue;
         const auto piece = std::min(run.end - position, static_cast<uint32_t>(range_end - first));
         visit(first, piece, run.worker);
         first += piece;

@@ -22,6 +22,18 @@ TEST(Placement, RunsOfNeighbours) {
   EXPECT_EQ(placement.at(4), 1U);
   EXPECT_EQ(placement.at(5), 0U);
   EXPECT_EQ(Placement({}).size(), 0U);
+
+  const auto begins = [](absl::Span<const Placement::Run> runs) {
+    std::vector<uint32_t> found;
+    for (const Placement::Run& run : runs) found.push_back(run.begin);
+    return found;
+  };
+  EXPECT_THAT(begins(placement.runs_of(0)), ElementsAre(0, 5));
+  EXPECT_THAT(begins(placement.runs_of(1)), ElementsAre(2));
+  EXPECT_THAT(begins(placement.runs_of(2)), ElementsAre());
+  EXPECT_THAT(begins(placement.runs_from(0)), ElementsAre(0, 2, 5));
+  EXPECT_THAT(begins(placement.runs_from(4)), ElementsAre(2, 5));
+  EXPECT_THAT(begins(placement.runs_from(5)), ElementsAre(5));
 }
 
 TEST(AppendNames, StaysARangeWhileItCan) {
