@@ -102,8 +102,9 @@ def starting(binary):
 class Cluster:
     """A manager on a lasting port, and workers that are told their places."""
 
-    def __init__(self, start, slices, hosts, devices, *flags):
+    def __init__(self, start, slices, hosts, devices, *flags, worker_flags=()):
         self._start = start
+        self._worker_flags = worker_flags
         self._port = lasting_port()
         self._hosts = hosts
         self._flags = [
@@ -127,6 +128,7 @@ class Cluster:
         return self._start(
             f"--server_port={port}",
             f"--resource_manager_address={self.address}",
+            *self._worker_flags,
             MEGASCALE_SLICE_ID=str(index // self._hosts),
             JOB_COMPLETION_INDEX=str(index % self._hosts),
         )

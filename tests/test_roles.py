@@ -198,6 +198,50 @@ def test_a_stopped_worker_is_lost_and_rejoins_when_it_goes_on(start):
     assert out == "again: 6.0\nstill lost: True\n", out
 
 
+WAY = """
+import sys, time
+import jax, numpy as np
+
+here, there = jax.devices()[0], jax.devices()[-1]
+f = jax.jit(lambda a: a * 2)
+x, y = (jax.device_put(np.arange(4.0), d) for d in (here, there))
+jax.block_until_ready([f(jax.device_put(x, there)), f(jax.device_put(y, here))])  # both ways are open
+print("ready", flush=True)
+sys.stdin.readline()
+sent = [jax.device_put(x, there) for _ in range(3)] + [jax.device_put(f(y), here) for _ in range(3)]
+print("sent", flush=True)
+sys.stdin.readline()
+for array in sent:
+    try:
+        np.asarray(array)
+    except jax.errors.JaxRuntimeError as error:
+        assert "DATA_LOSS" in str(error) and "between two workers" in str(error), error
+for a, d in ((x, there), (y, here)):
+    np.testing.assert_array_equal(f(jax.device_put(a, d)), np.arange(4.0) * 2)
+print("done")
+"""
+
+
+def test_what_is_lost_on_the_way_between_workers_that_live_fails(start):
+    """The workers lose sight of each other, the proxy of neither."""
+    cluster = Cluster(start, 2, 1, 2, worker_flags=["--worker_timeout=1"])
+    proxy = Proxy(start, cluster.address, "--worker_timeout=600")
+    proxy.wait_placed(1)
+    program = subprocess.Popen(
+        [sys.executable, "-c", WAY], env=proxy.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with program:
+        assert program.stdout.readline() == "ready\n"
+        cluster.workers[1].send(signal.SIGSTOP)
+        program.stdin.write("send\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "sent\n"
+        cluster.workers[0].wait_for("the way to the worker at .* is closed")
+        cluster.workers[1].send(signal.SIGCONT)
+        out, _ = program.communicate("look\n", timeout=seconds(120))
+    assert out == "done\n"
+
+
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGKILL])
 def test_programs_go_on_without_the_manager(start, with_signal):
     cluster = Cluster(start, 1, 2, 1)

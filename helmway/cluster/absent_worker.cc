@@ -54,6 +54,7 @@ class AbsentSession final : public SessionLink {
   }
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override { lost(loss_); }
   absl::Status Loss() override { return loss_; }
+  void WhenPeerLost(PeerLost /*lost*/) override {}
   void Close() override {}
 
  private:

@@ -35,6 +35,9 @@ void GroupSession::Watch(WorkerIndex worker, const LinkRef& link) {
   link->WhenLost([weak = weak_from_this(), worker](const absl::Status& status) {
     if (const auto self = weak.lock()) self->FailSendsOf(worker, status);
   });
+  link->WhenPeerLost([weak = weak_from_this(), worker](const PeerAddress& peer, const absl::Status& status) {
+    if (const auto self = weak.lock()) self->FailSendsBetween(worker, peer, status);
+  });
 }
 
 void GroupSession::AddTargets(const BufferTargets& targets) {
@@ -246,6 +249,24 @@ void GroupSession::FailSendsOf(WorkerIndex from, const absl::Status& status) {
       if (sending.from == from) failed.push_back(sending);
     }
   }
+  FailSends(failed, status);
+}
+
+void GroupSession::FailSendsBetween(WorkerIndex worker, const PeerAddress& peer, const absl::Status& status) {
+  std::vector<Sending> failed;
+  {
+    base::MutexLock lock(&mu_);
+    for (const auto& [number, sending] : sending_) {
+      const bool concerned = sending.from == worker || sending.to == worker;
+      const WorkerIndex other = sending.from == worker ? sending.to : sending.from;
+      if (concerned && parts_[other].life->link->peer_address() == peer) failed.push_back(sending);
+    }
+  }
+  FailSends(failed, absl::DataLossError(absl::StrCat("lost on the way between two workers, one of them at ",
+                                                     peer.address, ": ", status.message())));
+}
+
+void GroupSession::FailSends(const std::vector<Sending>& failed, const absl::Status& status) {
   for (const Sending& sending : failed) PartAt(sending.to)->Fail(sending.targets, status);
 }
 

@@ -66,6 +66,7 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
                     absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) override;
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
+  void WhenPeerLost(PeerLost /*lost*/) override {}
   void Close() override;
 
  private:
@@ -153,6 +154,9 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
     BufferTargets targets;
   };
   void FailSendsOf(WorkerIndex from, const absl::Status& status);
+  // The worker and the peer have lost their connection, in either direction.
+  void FailSendsBetween(WorkerIndex worker, const PeerAddress& peer, const absl::Status& status);
+  void FailSends(const std::vector<Sending>& failed, const absl::Status& status);
 
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.

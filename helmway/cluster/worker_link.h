@@ -305,6 +305,10 @@ class SessionLink {
   virtual void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) = 0;
   // OK; or, once the connection to the worker is lost, DATA_LOSS naming it. Any thread.
   virtual absl::Status Loss() = 0;
+  // Calls back whenever the worker has lost a connection from or to another that lives on: what one of them
+  // was to send to the other until then may never arrive. At most once per session.
+  using PeerLost = absl::AnyInvocable<void(const PeerAddress& peer, const absl::Status& status)>;
+  virtual void WhenPeerLost(PeerLost lost) = 0;
 
   // Ends the session: fails what is declared and not filled, drops launches that have not started (their
   // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later

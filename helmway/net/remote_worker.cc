@@ -122,6 +122,10 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     base::MutexLock lock(&mu_);
     return absl::IsCancelled(ended_) ? absl::OkStatus() : ended_;
   }
+  void WhenPeerLost(PeerLost lost) override {
+    base::MutexLock lock(&mu_);
+    if (ended_.ok()) when_peer_lost_ = std::make_shared<PeerLost>(std::move(lost));
+  }
   void Close() override;
 
   // Of the proxy's own session: launches of others that had these places will not come.
@@ -169,7 +173,8 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, UnderWay> launches_ ABSL_GUARDED_BY(mu_);
   std::vector<LaunchDone> when_lost_ ABSL_GUARDED_BY(mu_);
-  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // not OK: the session is over, and why
+  std::shared_ptr<PeerLost> when_peer_lost_ ABSL_GUARDED_BY(mu_);  // called by the stream's thread only
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);                        // not OK: the session is over, and why
 };
 
 class EventReceiver final : public MessageReceiver {
@@ -433,6 +438,15 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
     return absl::OkStatus();
   }
   if (event.has_callback()) return OnCallback(std::move(*event.mutable_callback()), frame);
+  if (event.has_peer_lost()) {
+    std::shared_ptr<PeerLost> lost;
+    {
+      base::MutexLock lock(&mu_);
+      lost = when_peer_lost_;
+    }
+    if (lost) (*lost)({event.peer_lost().address(), event.peer_lost().incarnation()}, status);
+    return absl::OkStatus();
+  }
   Answered answered;
   {
     base::MutexLock lock(&mu_);
@@ -536,6 +550,7 @@ void RemoteSession::End(const absl::Status& status) {
     calls.swap(calls_);
     launches.swap(launches_);
     when_lost.swap(when_lost_);
+    when_peer_lost_ = nullptr;
     batch_.Clear();
   }
   // The worker frees everything when the streams end.

@@ -390,6 +390,13 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
     is_proxy_ = proxy == id_;
     order_ = is_proxy_ ? sessions_->MakeOrder(proxy) : sessions_->FindOrder(proxy);
     session->link = worker_->OpenSession(id_, forwarder_);
+    session->link->WhenPeerLost(
+        [stream = stream_](const cluster::PeerAddress& peer, const absl::Status& status) {
+          proto::Event lost;
+          lost.mutable_peer_lost()->set_address(peer.address);
+          lost.mutable_peer_lost()->set_incarnation(peer.incarnation);
+          Answer(*stream, lost, status);
+        });
     session_ = std::move(session);
     proto::Event event;
     event.set_call(command.call());

@@ -105,6 +105,7 @@ class FakeSessionLink final : public cluster::SessionLink {
   void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
   absl::Status Loss() override { return absl::OkStatus(); }
+  void WhenPeerLost(PeerLost /*lost*/) override {}
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;

@@ -616,7 +616,16 @@ absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& st
   return status;
 }
 
+void Collectives::WhenPeerLost(cluster::SessionId session, cluster::SessionLink::PeerLost lost) {
+  base::MutexLock lock(&telling_);
+  peer_lost_[session] = std::move(lost);
+}
+
 void Collectives::AbortSession(cluster::SessionId session, const absl::Status& status) {
+  {
+    base::MutexLock lock(&telling_);
+    peer_lost_.erase(session);
+  }
   std::vector<std::shared_ptr<CollectiveLaunch>> launches;
   {
     base::MutexLock lock(&mu_);
@@ -680,6 +689,10 @@ void Collectives::PeerLost(const cluster::PeerAddress& peer, const absl::Status&
     }
   }
   for (const auto& [launch, loss] : losses) Abort(*launch, loss, loss).IgnoreError();
+  // Buffers on their way are lost too, and only whoever commanded them knows which.
+  const absl::Status why = status.ok() ? absl::UnavailableError("the connection has ended") : status;
+  base::MutexLock lock(&telling_);
+  for (auto& [session, lost] : peer_lost_) lost(peer, why);
 }
 
 // ---- Exchanges -------------------------------------------------------------------------------------------

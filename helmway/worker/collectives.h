@@ -146,6 +146,8 @@ class Collectives final : public cluster::CollectiveReceiver,
   void TakePart(cluster::CollectivePart part) override;
   void TakeAbort(cluster::SessionId session, cluster::LaunchId launch, const absl::Status& status) override;
   void PeerLost(const cluster::PeerAddress& peer, const absl::Status& status) override;
+  // Tells the session of every loss of a peer, until AbortSession.
+  void WhenPeerLost(cluster::SessionId session, cluster::SessionLink::PeerLost lost);
 
   // Fails the launches whose collectives have waited too long at `now`, with DEADLINE_EXCEEDED, on all their
   // workers. Called by a thread of this, every now and then.
@@ -182,7 +184,11 @@ class Collectives final : public cluster::CollectiveReceiver,
   // The youngest launch that was begun.
   absl::flat_hash_map<cluster::SessionId, cluster::LaunchId> youngest_ ABSL_GUARDED_BY(mu_);
   std::deque<cluster::SessionId> ended_ ABSL_GUARDED_BY(mu_);  // the last ones
-  std::unique_ptr<async::ThreadPool> threads_;                 // null after Stop
+  // Who is told of lost peers; called one at a time.
+  base::Mutex telling_;
+  absl::flat_hash_map<cluster::SessionId, cluster::SessionLink::PeerLost> peer_lost_
+      ABSL_GUARDED_BY(telling_);
+  std::unique_ptr<async::ThreadPool> threads_;  // null after Stop
   base::Notification stopping_;
   std::thread watch_;  // only if there is a limit
 

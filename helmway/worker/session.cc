@@ -482,7 +482,8 @@ void Session::TakeFromPeer(cluster::BufferId buffer, absl::StatusOr<cluster::Hos
     if (closed_) return;
     const auto it = receiving_.find(buffer);
     if (it == receiving_.end()) {
-      arrived_.insert_or_assign(buffer, std::move(contents));
+      // A buffer that is known already has failed, or has come before.
+      if (!slots_.contains(buffer)) arrived_.insert_or_assign(buffer, std::move(contents));
       return;
     }
     receiving = std::move(it->second);
@@ -795,6 +796,10 @@ void Session::Unload(cluster::ExecutableId executable) {
   if (it == programs_.end()) return;
   dropped = std::move(it->second);
   programs_.erase(it);
+}
+
+void Session::WhenPeerLost(PeerLost lost) {
+  if (!cancelled_->load()) worker_->collectives().WhenPeerLost(id_, std::move(lost));
 }
 
 void Session::CostAnalysis(cluster::ExecutableId executable,

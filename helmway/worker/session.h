@@ -55,6 +55,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // A worker in this process is never lost.
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
+  void WhenPeerLost(PeerLost lost) override;
   void Close() override;
 
   // What a peer has sent under the name of a buffer, whether or not Receive has named it already.
