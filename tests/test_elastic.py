@@ -1,5 +1,6 @@
 """Slices are lost and come back: pathwaysutils' elastic training, unmodified, and what it is built on."""
 
+import importlib.util
 import os
 import pathlib
 import random
@@ -185,9 +186,8 @@ def test_a_stopped_worker_is_lost_ended_and_replaced(start):
 
 def test_the_tests_of_pathwaysutils_that_use_devices(start, tmp_path):
     """Its model of lost devices, and resharding, on two slices."""
-    import pathwaysutils
-
-    folder = pathlib.Path(pathwaysutils.__file__).parent / "test"
+    # Not imported here: JAX would change the environment of this process.
+    folder = pathlib.Path(importlib.util.find_spec("pathwaysutils").submodule_search_locations[0]) / "test"
     files = [folder / "mock_fault_injection_test.py", folder / "reshard_test.py", folder / "experimental/reshard_test.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, *files],
