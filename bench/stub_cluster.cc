@@ -106,6 +106,7 @@ class StubSession final : public cluster::SessionLink {
   }
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
+  void WhenPeerLost(PeerLost /*lost*/) override {}
   void Close() override {}
 
  private:
