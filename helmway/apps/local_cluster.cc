@@ -129,7 +129,7 @@ std::string LocalCluster::NameOf(size_t number) const {
   return WorkerName(static_cast<int>(number), options_.workers, options_.slices);
 }
 
-absl::Status LocalCluster::StartWorker(size_t number, int report_fd) {
+absl::StatusOr<pid_t> LocalCluster::StartWorker(size_t number, int report_fd) {
   const size_t per_slice = static_cast<size_t>(options_.workers / options_.slices);
   std::vector<std::string> command = {options_.executable,
                                       "local_worker",
@@ -148,10 +148,10 @@ absl::Status LocalCluster::StartWorker(size_t number, int report_fd) {
   children_[number].pid = child;
   children_[number].incarnation = 0;
   children_[number].started = base::SteadyNow();
-  return absl::OkStatus();
+  return child;
 }
 
-absl::StatusOr<RemoteWorkerAddress> LocalCluster::AwaitReport(size_t number, int report_fd,
+absl::StatusOr<RemoteWorkerAddress> LocalCluster::AwaitReport(size_t number, pid_t pid, int report_fd,
                                                               absl::Time deadline) {
   const std::string name = NameOf(number);
   absl::StatusOr<std::string> line = ReadLine(report_fd, deadline);
@@ -162,22 +162,23 @@ absl::StatusOr<RemoteWorkerAddress> LocalCluster::AwaitReport(size_t number, int
     return absl::InternalError(absl::StrCat(name, " reports \"", *line, "\""));
   }
   base::MutexLock lock(&mu_);
-  children_[number].incarnation = incarnation;
+  if (children_[number].pid == pid) children_[number].incarnation = incarnation;
   return RemoteWorkerAddress{absl::StrCat("127.0.0.1:", port), name, incarnation};
 }
 
 absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(const LocalClusterOptions& options) {
   auto cluster = std::unique_ptr<LocalCluster>(new LocalCluster(options));
-  std::vector<FileDescriptor> reports;
+  std::vector<std::pair<pid_t, FileDescriptor>> started;
   for (size_t number = 0; number < static_cast<size_t>(options.workers); ++number) {
     HELMWAY_ASSIGN_OR_RETURN(Pipe report, MakePipe());
-    HELMWAY_RETURN_IF_ERROR(cluster->StartWorker(number, report.write_end.get()));
-    reports.push_back(std::move(report.read_end));
+    HELMWAY_ASSIGN_OR_RETURN(const pid_t pid, cluster->StartWorker(number, report.write_end.get()));
+    started.emplace_back(pid, std::move(report.read_end));
   }
   const absl::Time deadline = absl::Now() + options.start_timeout;
-  for (size_t number = 0; number < reports.size(); ++number) {
+  for (size_t number = 0; number < started.size(); ++number) {
+    const auto& [pid, report] = started[number];
     HELMWAY_ASSIGN_OR_RETURN(cluster->addresses_.emplace_back(),
-                             cluster->AwaitReport(number, reports[number].get(), deadline));
+                             cluster->AwaitReport(number, pid, report.get(), deadline));
   }
   return cluster;
 }
@@ -265,18 +266,17 @@ void LocalCluster::WakeUp() {
 
 absl::Status LocalCluster::StartAgain(size_t number) {
   HELMWAY_ASSIGN_OR_RETURN(Pipe report, MakePipe());
-  HELMWAY_RETURN_IF_ERROR(StartWorker(number, report.write_end.get()));
-  auto fd = std::make_shared<FileDescriptor>(std::move(report.read_end));
-  const bool posted = starts_->Post([this, number, fd] {
+  HELMWAY_ASSIGN_OR_RETURN(const pid_t pid, StartWorker(number, report.write_end.get()));
+  const bool posted = starts_->Post([this, number, pid, fd = std::move(report.read_end)] {
     absl::StatusOr<RemoteWorkerAddress> address =
-        AwaitReport(number, fd->get(), absl::Now() + options_.start_timeout);
+        AwaitReport(number, pid, fd.get(), absl::Now() + options_.start_timeout);
     absl::Status status = address.status();
     if (status.ok()) status = returned_(number, *address);
     if (status.ok()) return;
     LOG(ERROR) << NameOf(number) << " has not come back: " << status.message();
     base::MutexLock lock(&mu_);
     // It is of no use; the next one may be.
-    if (children_[number].pid != 0) kill(children_[number].pid, SIGKILL);
+    if (children_[number].pid == pid) kill(pid, SIGKILL);
   });
   return posted ? absl::OkStatus() : absl::ResourceExhaustedError("too many workers start at once");
 }

@@ -84,10 +84,11 @@ class LocalCluster {
 
   explicit LocalCluster(const LocalClusterOptions& options);
   std::string NameOf(size_t number) const;
-  absl::Status StartWorker(size_t number, int report_fd);
+  absl::StatusOr<pid_t> StartWorker(size_t number, int report_fd);
   absl::Status StartAgain(size_t number);
-  // Waits for the worker's report.
-  absl::StatusOr<RemoteWorkerAddress> AwaitReport(size_t number, int report_fd, absl::Time deadline);
+  // Waits for the report of this child, which may be over when it comes.
+  absl::StatusOr<RemoteWorkerAddress> AwaitReport(size_t number, pid_t pid, int report_fd,
+                                                  absl::Time deadline);
   void KillOne();
 
   const LocalClusterOptions options_;
