@@ -31,7 +31,13 @@ void ThreadPool::Stop() {
   threads_.clear();
 }
 
-bool ThreadPool::Post(absl::AnyInvocable<void()> task) {
+bool ThreadPool::Post(absl::AnyInvocable<void()> task) { return TryPost(task); }
+
+void ThreadPool::PostOrRun(absl::AnyInvocable<void()> task) {
+  if (!TryPost(task)) task();
+}
+
+bool ThreadPool::TryPost(absl::AnyInvocable<void()>& task) {
   base::MutexLock lock(&mu_);
   if (stopping_ || queue_.size() >= options_.max_queued) return false;
   queue_.push_back(std::move(task));

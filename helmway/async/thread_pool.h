@@ -29,10 +29,14 @@ class ThreadPool {
 
   // False, and the task is dropped, if the queue is full or the pool was stopped.
   [[nodiscard]] bool Post(absl::AnyInvocable<void()> task);
+  // A task that is refused runs here and now: for what must run, and preferably not inside this call.
+  void PostOrRun(absl::AnyInvocable<void()> task);
   // Runs what is queued, then joins. Not from one of its own threads, nor from two at once.
   void Stop();
 
  private:
+  // Takes the task unless it refuses.
+  bool TryPost(absl::AnyInvocable<void()>& task);
   static void* Main(void* self);
   void Run();
 

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <thread>
+#include <vector>
+
 #include "helmway/base/mutex.h"
 
 namespace helmway::async {
@@ -40,6 +44,17 @@ TEST(ThreadPool, RefusesBeyondItsBound) {
   EXPECT_TRUE(pool.Post([] {}));
   EXPECT_FALSE(pool.Post([] {}));
   go.Notify();
+}
+
+TEST(ThreadPool, RunsWhatMustRunWhenItRefuses) {
+  ThreadPool pool({.name = "test"});
+  std::thread::id there;
+  pool.PostOrRun([&there, alone = std::make_unique<int>(1)] { there = std::this_thread::get_id(); });
+  pool.Stop();
+  EXPECT_TRUE(there != std::thread::id());
+  EXPECT_TRUE(there != std::this_thread::get_id());
+  pool.PostOrRun([&there, alone = std::make_unique<int>(1)] { there = std::this_thread::get_id(); });
+  EXPECT_TRUE(there == std::this_thread::get_id());
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ class AbsentSession final : public SessionLink {
   void Fill(HostContents /*contents*/) override {}
   void Fail(const BufferTargets& /*targets*/, const absl::Status& /*status*/) override {}
   void Execute(Launch launch) override {
-    if (launch.on_done) Later([this, done = std::move(launch.on_done)]() mutable { done(loss_); });
+    if (!launch.on_done) return;
+    callbacks_->PostOrRun([loss = loss_, done = std::move(launch.on_done)]() mutable { done(loss); });
   }
   void Flush() override {}
   void ReleaseLaunch(LaunchId /*id*/, uint64_t /*place*/) override {}
@@ -42,7 +43,7 @@ class AbsentSession final : public SessionLink {
   }
   void Compile(CompileProgram /*command*/,
                absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) override {
-    Later([this, done = std::move(done)]() mutable { done(loss_); });
+    callbacks_->PostOrRun([loss = loss_, done = std::move(done)]() mutable { done(loss); });
   }
   void Load(LoadProgram /*command*/, absl::AnyInvocable<void(const absl::Status&)> done) override {
     done(loss_);
@@ -58,14 +59,8 @@ class AbsentSession final : public SessionLink {
   void Close() override {}
 
  private:
-  // Not inside the call. The pool ends before the session: the worker has it.
-  void Later(absl::AnyInvocable<void()> task) {
-    auto shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(task));
-    if (!callbacks_->Post([shared] { (*shared)(); })) (*shared)();
-  }
-
   const absl::Status loss_;
-  const std::shared_ptr<async::ThreadPool> callbacks_;
+  const std::shared_ptr<async::ThreadPool> callbacks_;  // for what must not run inside a call
 };
 
 class AbsentWorker final : public WorkerLink {
@@ -136,9 +131,7 @@ absl::StatusOr<WorkerInfo> ExpectWorker(const WorkerInfo& sibling, const WorkerP
     }
     numbers[absl::StrCat(device.id)] = absl::StrCat(device.id + shift);
     device.id += shift;
-    device.attributes["slice_index"] = {int64_t{place.slice}};
-    device.attributes["virtual_task_index"] = {int64_t{place.task}};
-    device.attributes["colocation_id"] = {int64_t{device.id}};
+    SetPlace(place.slice, place.task, &device);
   }
   for (DeviceInfo& device : info.devices) {
     device.debug_string = Renumber(device.debug_string, numbers);

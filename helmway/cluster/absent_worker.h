@@ -22,7 +22,7 @@ struct WorkerPlaceInCluster {
 std::unique_ptr<WorkerLink> MakeAbsentWorker(WorkerInfo info, absl::Status loss);
 
 // What a worker will be like that is not there yet, from one that is, of a slice of the same type: the same
-// devices with the ids of its own place (WorkerInfo's numbers: FirstDeviceOf in worker_info.h). UNIMPLEMENTED
+// devices with the ids of its own place (FirstDeviceId in worker_info.h). UNIMPLEMENTED
 // if that can't be known: the sibling's devices are numbered otherwise, or differ by their place in the slice
 // (`coords`) and the sibling has another.
 absl::StatusOr<WorkerInfo> ExpectWorker(const WorkerInfo& sibling, const WorkerPlaceInCluster& sibling_place,

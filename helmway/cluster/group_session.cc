@@ -63,25 +63,38 @@ void GroupSession::AddNames(const BufferNames& names, const std::vector<WorkerIn
   }
 }
 
+GroupSession::ByWorker<BufferTargets> GroupSession::SplitTargets(const BufferTargets& targets) const {
+  ByWorker<BufferTargets> split(size());
+  for (const BufferTarget& target : targets) {
+    if (const int w = group_->WorkerOf(target.device); w >= 0) split.at(w).push_back(target);
+  }
+  return split;
+}
+
+void GroupSession::FindWorkers(const BufferNames& names, std::vector<WorkerIndex>* workers) {
+  size_t i = 0;
+  buffers_.ForEach(
+      names,
+      [&](BufferId, uint32_t n, WorkerIndex w) {
+        for (; n > 0 && i < workers->size(); --n) (*workers)[i++] = w;
+      },
+      [&](BufferId, uint32_t n) { i += n; });
+}
+
 void GroupSession::Declare(DeclareBuffers command) {
   TakeReturned();
-  ByWorker<DeclareBuffers> split(size());
   {
     base::MutexLock lock(&mu_);
     AddTargets(command.targets);
   }
-  for (const BufferTarget& target : command.targets) {
-    if (const int w = group_->WorkerOf(target.device); w >= 0) split.at(w).targets.push_back(target);
-  }
-  split.ForEach([this](WorkerIndex w, DeclareBuffers part) { PartAt(w)->Declare(std::move(part)); });
+  SplitTargets(command.targets).ForEach([this](WorkerIndex w, BufferTargets part) {
+    PartAt(w)->Declare({std::move(part)});
+  });
 }
 
 void GroupSession::Fill(HostContents contents) {
   TakeReturned();
-  ByWorker<BufferTargets> split(size());
-  for (const BufferTarget& target : contents.targets) {
-    if (const int w = group_->WorkerOf(target.device); w >= 0) split.at(w).push_back(target);
-  }
+  ByWorker<BufferTargets> split = SplitTargets(contents.targets);
   // Bytes that go to several workers belong to none of them alone.
   if (split.count() > 1) contents.bytes.exclusive = false;
   split.ForEach([&](WorkerIndex w, BufferTargets targets) {
@@ -93,11 +106,8 @@ void GroupSession::Fill(HostContents contents) {
 
 void GroupSession::Fail(const BufferTargets& targets, const absl::Status& status) {
   TakeReturned();
-  ByWorker<BufferTargets> split(size());
-  for (const BufferTarget& target : targets) {
-    if (const int w = group_->WorkerOf(target.device); w >= 0) split.at(w).push_back(target);
-  }
-  split.ForEach([&](WorkerIndex w, const BufferTargets& part) { PartAt(w)->Fail(part, status); });
+  SplitTargets(targets).ForEach(
+      [&](WorkerIndex w, const BufferTargets& part) { PartAt(w)->Fail(part, status); });
 }
 
 void GroupSession::Delete(const std::vector<BufferNames>& buffers) {
@@ -154,24 +164,15 @@ void GroupSession::Await(const std::vector<BufferNames>& buffers, StatusCallback
 void GroupSession::Copy(CopyBuffers command) {
   TakeReturned();
   const size_t count = command.devices.size();
-  std::vector<WorkerIndex> from(count, 0), to(count, 0);
+  std::vector<WorkerIndex> to;
+  for (const DeviceId device : command.devices) {
+    to.push_back(static_cast<WorkerIndex>(std::max(group_->WorkerOf(device), 0)));
+  }
+  // A source that nobody has: the worker of the result will say so.
+  std::vector<WorkerIndex> from = to;
   {
     base::MutexLock lock(&mu_);
-    size_t i = 0;
-    auto skip = [&](BufferId, uint32_t n) {
-      for (; n > 0 && i < count; --n, ++i) {
-        // Nobody has it; the worker of the result will say so.
-        from[i] = static_cast<WorkerIndex>(std::max(group_->WorkerOf(command.devices[i]), 0));
-      }
-    };
-    buffers_.ForEach(
-        command.sources,
-        [&](BufferId, uint32_t n, WorkerIndex w) {
-          for (; n > 0 && i < count; --n, ++i) from[i] = w;
-        },
-        skip);
-    for (size_t k = 0; k < count; ++k)
-      to[k] = static_cast<WorkerIndex>(std::max(group_->WorkerOf(command.devices[k]), 0));
+    FindWorkers(command.sources, &from);
     AddNames(command.results, to);
   }
   ByWorker<CopyBuffers> copies(size());
@@ -241,33 +242,33 @@ void GroupSession::SendAcross(WorkerIndex source, WorkerIndex target, SendBuffer
   });
 }
 
-void GroupSession::FailSendsOf(WorkerIndex from, const absl::Status& status) {
+template <typename Predicate>
+void GroupSession::FailSendsIf(Predicate concerned, const absl::Status& status) {
   std::vector<Sending> failed;
   {
     base::MutexLock lock(&mu_);
     for (const auto& [number, sending] : sending_) {
-      if (sending.from == from) failed.push_back(sending);
+      if (concerned(sending)) failed.push_back(sending);
     }
   }
-  FailSends(failed, status);
+  for (const Sending& sending : failed) PartAt(sending.to)->Fail(sending.targets, status);
+}
+
+void GroupSession::FailSendsOf(WorkerIndex from, const absl::Status& status) {
+  FailSendsIf([from](const Sending& sending) { return sending.from == from; }, status);
 }
 
 void GroupSession::FailSendsBetween(WorkerIndex worker, const PeerAddress& peer, const absl::Status& status) {
-  std::vector<Sending> failed;
-  {
-    base::MutexLock lock(&mu_);
-    for (const auto& [number, sending] : sending_) {
-      const bool concerned = sending.from == worker || sending.to == worker;
-      const WorkerIndex other = sending.from == worker ? sending.to : sending.from;
-      if (concerned && parts_[other].life->link->peer_address() == peer) failed.push_back(sending);
-    }
-  }
-  FailSends(failed, absl::DataLossError(absl::StrCat("lost on the way between two workers, one of them at ",
-                                                     peer.address, ": ", status.message())));
-}
-
-void GroupSession::FailSends(const std::vector<Sending>& failed, const absl::Status& status) {
-  for (const Sending& sending : failed) PartAt(sending.to)->Fail(sending.targets, status);
+  const auto is_peer = [&](WorkerIndex other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return parts_[other].life->link->peer_address() == peer;
+  };
+  FailSendsIf(
+      [&](const Sending& sending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        return (sending.from == worker && is_peer(sending.to)) ||
+               (sending.to == worker && is_peer(sending.from));
+      },
+      absl::DataLossError(absl::StrCat("lost on the way between two workers, one of them at ", peer.address,
+                                       ": ", status.message())));
 }
 
 void GroupSession::Assemble(AssembleBuffers command) {
@@ -276,13 +277,7 @@ void GroupSession::Assemble(AssembleBuffers command) {
   std::vector<WorkerIndex> worker_of_source(num_sources, 0);
   {
     base::MutexLock lock(&mu_);
-    size_t i = 0;
-    buffers_.ForEach(
-        command.sources,
-        [&](BufferId, uint32_t n, WorkerIndex w) {
-          for (; n > 0; --n) worker_of_source[i++] = w;
-        },
-        [&](BufferId, uint32_t n) { i += n; });
+    FindWorkers(command.sources, &worker_of_source);
     for (const AssembleBuffers::Result& result : command.results) AddTargets(result.targets);
   }
   ByWorker<AssembleBuffers> parts(size());
@@ -304,11 +299,7 @@ void GroupSession::Assemble(AssembleBuffers command) {
   std::map<std::pair<WorkerIndex, WorkerIndex>, Cut> cuts;  // source, target
 
   for (const AssembleBuffers::Result& result : command.results) {
-    ByWorker<BufferTargets> targets(size());
-    for (const BufferTarget& target : result.targets) {
-      if (const int w = group_->WorkerOf(target.device); w >= 0) targets.at(w).push_back(target);
-    }
-    targets.ForEach([&](WorkerIndex w, BufferTargets own) {
+    SplitTargets(result.targets).ForEach([&](WorkerIndex w, BufferTargets own) {
       AssembleBuffers& part = part_of(w);
       AssembleBuffers::Result wanted;
       wanted.dims = result.dims;
@@ -365,13 +356,7 @@ void GroupSession::Bitcast(BitcastBuffers command) {
   std::vector<WorkerIndex> workers(count, 0);
   {
     base::MutexLock lock(&mu_);
-    size_t i = 0;
-    buffers_.ForEach(
-        command.sources,
-        [&](BufferId, uint32_t n, WorkerIndex w) {
-          for (; n > 0 && i < count; --n) workers[i++] = w;
-        },
-        [&](BufferId, uint32_t n) { i += n; });
+    FindWorkers(command.sources, &workers);
     AddNames(command.results, workers);
   }
   ByWorker<BitcastBuffers> parts(size());

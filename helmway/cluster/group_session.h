@@ -145,6 +145,12 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   void AddNames(const BufferNames& names, const std::vector<WorkerIndex>& workers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Targets by the workers of their devices; those of devices that nobody has are left out.
+  ByWorker<BufferTargets> SplitTargets(const BufferTargets& targets) const;
+  // Puts the workers of those names that are known into their places in `workers`, which may be fewer.
+  void FindWorkers(const BufferNames& names, std::vector<WorkerIndex>* workers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Sends buffers to a worker that has been told to receive them, and sees to it that it hears of a loss.
   void SendAcross(WorkerIndex source, WorkerIndex target, SendBuffers send, BufferTargets targets);
   // Buffers on their way from one worker to another.
@@ -156,7 +162,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   void FailSendsOf(WorkerIndex from, const absl::Status& status);
   // The worker and the peer have lost their connection, in either direction.
   void FailSendsBetween(WorkerIndex worker, const PeerAddress& peer, const absl::Status& status);
-  void FailSends(const std::vector<Sending>& failed, const absl::Status& status);
+  template <typename Predicate>
+  void FailSendsIf(Predicate concerned, const absl::Status& status);
 
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.

@@ -91,11 +91,6 @@ bool WorkerGroup::IsLost(WorkerIndex worker) const {
   return !life->link->Loss().ok();
 }
 
-void WorkerGroup::Later(absl::AnyInvocable<void()> task) {
-  auto shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(task));
-  if (!later_.Post([shared] { (*shared)(); })) (*shared)();
-}
-
 std::vector<uint64_t> WorkerGroup::TakePlaces(const std::vector<WorkerLife*>& lives) {
   std::vector<uint64_t> places;
   places.reserve(lives.size());

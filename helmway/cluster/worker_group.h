@@ -66,7 +66,7 @@ class WorkerGroup final : public WorkerLink {
   // two never wait for each other.
   std::vector<uint64_t> TakePlaces(const std::vector<WorkerLife*>& lives);
   // Runs a callback that must not run inside the call that it belongs to.
-  void Later(absl::AnyInvocable<void()> task);
+  void Later(absl::AnyInvocable<void()> task) { later_.PostOrRun(std::move(task)); }
 
  private:
   WorkerGroup();

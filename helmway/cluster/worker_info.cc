@@ -11,6 +11,12 @@
 
 namespace helmway::cluster {
 
+void SetPlace(int64_t slice, int64_t task, DeviceInfo* device) {
+  device->attributes["slice_index"] = {slice};
+  device->attributes["virtual_task_index"] = {task};
+  device->attributes["colocation_id"] = {int64_t{device->id}};
+}
+
 proto::AttributeValue ToProto(const AttributeValue& attribute) {
   proto::AttributeValue message;
   std::visit(

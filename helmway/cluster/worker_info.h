@@ -13,6 +13,10 @@ inline constexpr int32_t kDeviceIdsPerWorker = 2048;
 
 inline DeviceId FirstDeviceId(int32_t worker) { return worker * kDeviceIdsPerWorker; }
 
+// Gives the device, whose id is set, the attributes that JAX, pathwaysutils, Orbax and MaxText group devices
+// by; `task` is the number of its worker in the slice.
+void SetPlace(int64_t slice, int64_t task, DeviceInfo* device);
+
 proto::AttributeValue ToProto(const AttributeValue& attribute);
 // INVALID_ARGUMENT if it has no value.
 absl::StatusOr<AttributeValue> FromProto(const proto::AttributeValue& message);

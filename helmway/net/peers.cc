@@ -36,7 +36,7 @@ grpc::ByteBuffer MakePeerPiece(uint64_t transfer, int64_t size, const base::Host
 // The way to one life of one worker.
 class Peer final : public MessageReceiver, public std::enable_shared_from_this<Peer> {
  public:
-  // `copies` copies to memory that is shared, and must outlive what is posted there.
+  // `copies` copies to memory that is shared, and must outlive what is posted there. Never null.
   Peer(cluster::PeerAddress address, const std::shared_ptr<base::HostMemoryPool>& memory,
        std::weak_ptr<cluster::CollectiveReceiver> receiver, async::ThreadPool* copies)
       : address_(std::move(address)),
@@ -90,7 +90,7 @@ class Peer final : public MessageReceiver, public std::enable_shared_from_this<P
       if (stream_ == nullptr) return false;
       if (message.has_part() && bytes.size >= kMinSharedBytes && SendShared(message, bytes)) return true;
       stream = stream_;
-      copies = lane_ != nullptr && lane_->accepted() && copies_ != nullptr;
+      copies = lane_ != nullptr && lane_->accepted();
     }
     if (bytes.size > kMaxInlineBytes) {
       const uint64_t transfer = copies ? transfers_.Name() : transfers_.Send(bytes);
@@ -100,10 +100,9 @@ class Peer final : public MessageReceiver, public std::enable_shared_from_this<P
         message.mutable_arrival()->mutable_fill()->set_transfer(transfer);
       }
       if (!stream->Send(MakeFrame(message))) return false;
-      if (copies && !copies_->Post([self = shared_from_this(), transfer, bytes] {
-            self->SendPieces(transfer, bytes);
-          })) {
-        SendPieces(transfer, bytes);
+      if (copies) {
+        copies_->PostOrRun(
+            [self = shared_from_this(), transfer, bytes] { self->SendPieces(transfer, bytes); });
       }
       return true;
     }

@@ -154,8 +154,6 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   absl::Status OnCallback(proto::Callback message, const FrameReader& frame);
   void GiveToClient(const proto::Callback& message, absl::StatusOr<base::HostBytes> arguments);
   void AnswerCallback(proto::CallbackAnswer answer, base::HostBytes results);
-  // Runs a callback that must not run inside the call that it belongs to.
-  void LaterFail(absl::AnyInvocable<void()> callback);
 
   const RemoteWorkerOptions options_;
   const std::shared_ptr<async::ThreadPool> callbacks_;
@@ -269,7 +267,7 @@ void RemoteSession::Execute(cluster::Launch launch) {
     }
   }
   if (launch.place != 0) proxy_->Skip({launch.place});
-  if (on_done) LaterFail([on_done = std::move(on_done), ended]() mutable { on_done(ended); });
+  if (on_done) callbacks_->PostOrRun([on_done = std::move(on_done), ended]() mutable { on_done(ended); });
 }
 
 void RemoteSession::ReleaseLaunch(cluster::LaunchId id, uint64_t place) {
@@ -286,11 +284,6 @@ void RemoteSession::ReleaseLaunch(cluster::LaunchId id, uint64_t place) {
     }
   }
   if (place != 0) proxy_->Skip({place});
-}
-
-void RemoteSession::LaterFail(absl::AnyInvocable<void()> callback) {
-  auto shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(callback));
-  if (!callbacks_->Post([shared] { (*shared)(); })) (*shared)();
 }
 
 void RemoteSession::Flush() {
@@ -358,7 +351,7 @@ void RemoteSession::Compile(cluster::CompileProgram command,
     // Never inside this call.
     base::MutexLock lock(&mu_);
     if (!ended_.ok()) {
-      return LaterFail([done = std::move(done), ended = ended_]() mutable { done(ended); });
+      return callbacks_->PostOrRun([done = std::move(done), ended = ended_]() mutable { done(ended); });
     }
   }
   auto code = std::make_shared<const std::string>(std::move(command.code));
@@ -460,25 +453,13 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
 }
 
 absl::Status RemoteSession::OnCallback(proto::Callback message, const FrameReader& frame) {
-  if (message.transfer() != 0) {
-    const uint64_t transfer = message.transfer();
-    transfers_.Await(transfer, [self = shared_from_this(),
-                                message = std::move(message)](absl::StatusOr<base::HostBytes> arguments) {
-      self->GiveToClient(message, std::move(arguments));
-    });
-    return absl::OkStatus();
-  }
-  if (frame.size() != message.size()) {
-    return absl::InvalidArgumentError("a Python callback announces other bytes than follow it");
-  }
-  absl::StatusOr<base::HostBlock> block = options_.host_memory->Allocate(frame.size());
-  if (!block.ok()) {
-    GiveToClient(message, block.status());
-    return absl::OkStatus();
-  }
-  frame.CopyTo(block->data);
-  GiveToClient(message, (*std::move(block)).Finish());
-  return absl::OkStatus();
+  const int64_t size = message.size();
+  const uint64_t transfer = message.transfer();
+  return ReceiveBytes(
+      "a Python callback", size, transfer, &frame, transfers_, *options_.host_memory,
+      [self = shared_from_this(), message = std::move(message)](absl::StatusOr<base::HostBytes> arguments) {
+        self->GiveToClient(message, std::move(arguments));
+      });
 }
 
 void RemoteSession::GiveToClient(const proto::Callback& message, absl::StatusOr<base::HostBytes> arguments) {

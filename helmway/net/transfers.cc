@@ -137,4 +137,23 @@ void Transfers::Fail(const absl::Status& status) {
   }
 }
 
+absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,
+                          Transfers& transfers, base::HostMemoryPool& memory, Transfers::Receive receive) {
+  if (transfer != 0) {
+    transfers.Await(transfer, std::move(receive));
+    return absl::OkStatus();
+  }
+  if (size != (frame == nullptr ? 0 : frame->size())) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " announces other bytes than follow it"));
+  }
+  absl::StatusOr<base::HostBlock> block = memory.Allocate(size);
+  if (!block.ok()) {
+    receive(block.status());
+    return absl::OkStatus();
+  }
+  if (frame != nullptr) frame->CopyTo(block->data);
+  receive((*std::move(block)).Finish());
+  return absl::OkStatus();
+}
+
 }  // namespace helmway::net

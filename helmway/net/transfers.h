@@ -10,6 +10,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
 #include "helmway/net/frame.h"
@@ -80,6 +81,12 @@ class Transfers {
   absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
 };
+
+// The raw bytes behind a message (`what`, for errors) that announces `size` of them: those of its frame
+// (null: none), or of a transfer, if its number is not 0. `receive` may be called later, on another thread.
+// INVALID_ARGUMENT: the message announces others; `receive` is not called then.
+absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,
+                          Transfers& transfers, base::HostMemoryPool& memory, Transfers::Receive receive);
 
 }  // namespace helmway::net
 

@@ -116,27 +116,6 @@ class ServedSessions {
   absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
 };
 
-// The raw bytes behind a message (`what`, for errors) that announces `size` of them: those of its frame
-// (null: none), or of a transfer, if its number is not 0. `receive` may be called later, on another thread.
-absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,
-                          Transfers& transfers, base::HostMemoryPool& memory, Transfers::Receive receive) {
-  if (transfer != 0) {
-    transfers.Await(transfer, std::move(receive));
-    return absl::OkStatus();
-  }
-  if (size != (frame == nullptr ? 0 : frame->size())) {
-    return absl::InvalidArgumentError(absl::StrCat(what, " announces other bytes than follow it"));
-  }
-  absl::StatusOr<base::HostBlock> block = memory.Allocate(size);
-  if (!block.ok()) {
-    receive(block.status());
-    return absl::OkStatus();
-  }
-  if (frame != nullptr) frame->CopyTo(block->data);
-  receive((*std::move(block)).Finish());
-  return absl::OkStatus();
-}
-
 class BulkReceiver final : public MessageReceiver {
  public:
   BulkReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)

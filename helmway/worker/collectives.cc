@@ -1075,8 +1075,8 @@ void Collectives::Finish(std::vector<pjrt::FfiPromise> promises, const absl::Sta
 }
 
 void Collectives::Post(absl::AnyInvocable<void()> task) {
-  auto shared = std::make_shared<absl::AnyInvocable<void()>>(std::move(task));
-  if (threads_ == nullptr || !threads_->Post([shared] { (*shared)(); })) (*shared)();
+  if (threads_ == nullptr) return task();
+  threads_->PostOrRun(std::move(task));
 }
 
 }  // namespace helmway::worker

@@ -219,9 +219,8 @@ void Session::Execute(cluster::Launch launch) {
     // The proxy names only executables that it has loaded, so this is the end of the session. The results
     // have no slots; whoever reads them finds that out.
     if (launch.on_done) {
-      auto on_done =
-          std::make_shared<absl::AnyInvocable<void(const absl::Status&)>>(std::move(launch.on_done));
-      if (!worker_->transfers().Post([on_done] { (*on_done)(SessionEnded()); })) (*on_done)(SessionEnded());
+      worker_->transfers().PostOrRun(
+          [on_done = std::move(launch.on_done)]() mutable { on_done(SessionEnded()); });
     }
     return;
   }
@@ -768,10 +767,8 @@ void Session::Load(cluster::LoadProgram command, absl::AnyInvocable<void(const a
     (*shared_done)(self->cancelled_->load() ? SessionEnded() : self->LoadNow(command));
   };
   if (worker_->compilers().Post(std::move(task))) return;
-  auto refuse = [shared_done] {
-    (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be loaded"));
-  };
-  if (!worker_->transfers().Post(refuse)) refuse();
+  worker_->transfers().PostOrRun(
+      [shared_done] { (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be loaded")); });
 }
 
 void Session::Compile(cluster::CompileProgram command,
@@ -783,10 +780,9 @@ void Session::Compile(cluster::CompileProgram command,
                                                : self->CompileNow(command));
   };
   if (worker_->compilers().Post(std::move(task))) return;
-  auto refuse = [shared_done] {
+  worker_->transfers().PostOrRun([shared_done] {
     (*shared_done)(absl::ResourceExhaustedError("too many programs wait to be compiled"));
-  };
-  if (!worker_->transfers().Post(refuse)) refuse();
+  });
 }
 
 void Session::Unload(cluster::ExecutableId executable) {

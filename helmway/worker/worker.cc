@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_info.h"
 #include "helmway/worker/python_callback.h"
 #include "helmway/worker/session.h"
 
@@ -118,10 +119,7 @@ void Worker::Describe(const WorkerOptions& options) {
       const DeviceAttributes& added = options.device_attributes[info_.devices.size()];
       info.attributes.insert(added.begin(), added.end());
     }
-    // What JAX, pathwaysutils, Orbax and MaxText group devices by.
-    info.attributes["slice_index"] = {int64_t{options.slice_index}};
-    info.attributes["virtual_task_index"] = {int64_t{options.task_index}};
-    info.attributes["colocation_id"] = {int64_t{device->id()}};
+    cluster::SetPlace(options.slice_index, options.task_index, &info);
     info_.devices.push_back(std::move(info));
   }
   for (const pjrt::Memory* memory : client_->memories()) {
