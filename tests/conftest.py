@@ -142,6 +142,24 @@ def run_python(script, *arguments, env, timeout_s=300, check=True):
     return done
 
 
+def start_python(script, *arguments, env, **popen):
+    """Starts a script (source text) with this Python, for lines on its stdin and stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", script, *arguments],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **popen,
+    )
+
+
+def tell(process, line):
+    """A line for its stdin."""
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
 class SanitizerReports:
     """What the sanitizers of all helmway processes write from here on."""
 

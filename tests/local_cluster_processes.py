@@ -43,8 +43,8 @@ def starting(helmway_binary):
     """A function that starts clusters, which end with the context."""
     servers = []
 
-    def start_one(*arguments):
-        servers.append(Server(helmway_binary, *arguments))
+    def start_one(*arguments, **popen):
+        servers.append(Server(helmway_binary, *arguments, **popen))
         return servers[-1]
 
     try:

@@ -6,11 +6,10 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import clean_environment, run_python
+from conftest import clean_environment, run_python, start_python, tell
 from local_cluster_processes import is_alive, starting, wait_until, workers_of
 
 
@@ -98,14 +97,7 @@ print("done")
 
 
 def start_program(source, server, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", source, *arguments],
-        env=server.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_python(source, *arguments, env=server.environment(), stderr=subprocess.PIPE)
 
 
 def test_lost_worker_fails_what_needs_it_and_nothing_else(start):
@@ -195,13 +187,11 @@ def test_programs_of_several_clients_do_not_wait_for_each_other(start):
     for program in programs:
         assert program.stdout.readline() == "ready\n", program.communicate()
     for program in programs:
-        program.stdin.write("\n")
-        program.stdin.flush()
+        tell(program, "")
     # One that ends in the middle leaves no gap.
     victim = start_program(TWO.replace("range(5)", "range(10**6)"), server, "1")
     assert victim.stdout.readline() == "ready\n", victim.communicate()
-    victim.stdin.write("\n")
-    victim.stdin.flush()
+    tell(victim, "")
     time.sleep(0.3)
     victim.kill()
     victim.communicate()

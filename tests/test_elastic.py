@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import seconds
+from conftest import seconds, start_python, tell
 from local_cluster_processes import is_alive, starting, wait_until, workers_of
 
 EXAMPLE = pathlib.Path(__file__).resolve().parent.parent / "examples" / "elastic_train.py"
@@ -31,20 +31,13 @@ class Program:
     """A client that does what it is told by lines, and prints lines."""
 
     def __init__(self, server, script):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", script],
-            env=server.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.process = start_python(script, env=server.environment())
 
     def expect(self, line):
         assert self.process.stdout.readline() == line + "\n"
 
     def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        tell(self.process, line)
 
     def end(self):
         out, _ = self.process.communicate(timeout=seconds(180))
@@ -271,12 +264,14 @@ def test_chaos_kills_workers_by_its_seed(start):
     assert victims("11") == victims("11")
 
 
-def test_a_worker_that_cannot_start_again_is_left(start, helmway_binary):
+def test_a_worker_that_has_used_up_its_restarts_is_left(start):
     server = start("--workers", "2", "--max_worker_restarts", "2")
-    for restart in range(3):
+    for _ in range(2):
         worker = workers_of(server.process)[1]
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda w=worker: workers_of(server.process).get(1, w) != w or restart == 2)
+        wait_until(lambda w=worker: workers_of(server.process).get(1, w) != w)
+    os.kill(workers_of(server.process)[1], signal.SIGKILL)
     wait_until(lambda: "worker 1 has been started again 2 times and is left as it is" in server.log())
+    assert sorted(workers_of(server.process)) == [0]
     assert server.close() == 0
 

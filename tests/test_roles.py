@@ -3,13 +3,11 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import grpc
 import pytest
-from conftest import clean_environment, run_python, seconds
+from conftest import clean_environment, run_python, seconds, start_python, tell
 from raw_client import Connection, message, version
 from role_processes import Cluster, starting
 
@@ -151,19 +149,11 @@ def test_a_lost_worker_costs_its_sessions_what_it_had_and_comes_back(start):
     cluster = Cluster(start, 2, 1, 2)
     proxy = Proxy(start, cluster.address)
     proxy.wait_placed(1)
-    program = subprocess.Popen(
-        [sys.executable, "-c", SURVIVOR],
-        env=proxy.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with program:
+    with start_python(SURVIVOR, env=proxy.environment()) as program:
         assert program.stdout.readline() == "12.0\n"
         cluster.workers[1].end(signal.SIGKILL)
         proxy.process.wait_for("Transition slice 1: placed -> unplaced")
-        program.stdin.write("it is lost\n")
-        program.stdin.flush()
+        tell(program, "it is lost")
         assert program.stdout.readline() == "6.0\n"
         assert re.match(r"lost: .*DATA_LOSS.*worker 0 of slice 1 at \S+ is lost", program.stdout.readline())
         cluster.start_worker(1)
@@ -178,18 +168,10 @@ def test_a_stopped_worker_is_lost_and_rejoins_when_it_goes_on(start):
     cluster = Cluster(start, 2, 1, 2)
     proxy = Proxy(start, cluster.address)
     proxy.wait_placed(1)
-    program = subprocess.Popen(
-        [sys.executable, "-c", SURVIVOR],
-        env=proxy.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with program:
+    with start_python(SURVIVOR, env=proxy.environment()) as program:
         assert program.stdout.readline() == "12.0\n"
         cluster.workers[1].send(signal.SIGSTOP)
-        program.stdin.write("it stands still\n")
-        program.stdin.flush()
+        tell(program, "it stands still")
         assert program.stdout.readline() == "6.0\n"
         assert "DATA_LOSS" in program.stdout.readline()
         proxy.process.wait_for("Transition slice 1: placed -> unplaced")
@@ -227,14 +209,10 @@ def test_what_is_lost_on_the_way_between_workers_that_live_fails(start):
     cluster = Cluster(start, 2, 1, 2, worker_flags=["--worker_timeout=1"])
     proxy = Proxy(start, cluster.address, "--worker_timeout=600")
     proxy.wait_placed(1)
-    program = subprocess.Popen(
-        [sys.executable, "-c", WAY], env=proxy.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with program:
+    with start_python(WAY, env=proxy.environment()) as program:
         assert program.stdout.readline() == "ready\n"
         cluster.workers[1].send(signal.SIGSTOP)
-        program.stdin.write("send\n")
-        program.stdin.flush()
+        tell(program, "send")
         assert program.stdout.readline() == "sent\n"
         cluster.workers[0].wait_for("the way to the worker at .* is closed")
         cluster.workers[1].send(signal.SIGCONT)
@@ -318,10 +296,7 @@ def test_slices_that_may_be_missing_are_listed_and_come_late(start, flags):
         worker.end(signal.SIGKILL)
     proxy = Proxy(start, cluster.address, "--num_elastic_slices=1", *flags)
     proxy.wait_placed(0)
-    program = subprocess.Popen(
-        [sys.executable, "-c", LATE], env=proxy.environment(), stdout=subprocess.PIPE, text=True
-    )
-    with program:
+    with start_python(LATE, env=proxy.environment()) as program:
         assert json.loads(program.stdout.readline()) == places([0, 1], 2, 2)
         assert program.stdout.readline() == "lost\n"
         for index in (2, 3):

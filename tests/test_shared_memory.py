@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 
+import local_cluster_processes
 import pytest
-from conftest import Server, clean_environment, run_python, seconds
+from conftest import clean_environment, run_python, seconds
+from local_cluster_processes import wait_until, workers_of
 from role_processes import Cluster, starting
-from test_cluster import start_program, wait_until, workers_of
+from test_cluster import start_program
 
 NO_SHARED_MEMORY = r"go over the network's streams"
 NOT_MAPPED = r"on this host come over the network's stream"
@@ -56,15 +58,8 @@ def arenas(pid):
 
 @pytest.fixture
 def start(helmway_binary):
-    servers = []
-
-    def begin(*arguments, **popen):
-        servers.append(Server(helmway_binary, *arguments, **popen))
-        return servers[-1]
-
-    yield begin
-    for server in servers:
-        server.close()
+    with local_cluster_processes.starting(helmway_binary) as begin:
+        yield begin
 
 
 def begin_work(server, *words, devices=None):
