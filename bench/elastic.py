@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import time
 
 import processes
@@ -40,12 +39,8 @@ def lose_a_worker(rng):
 
 def start_job():
   """A multi-controller job with as many processes and devices, after its first step."""
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    coordinator = "127.0.0.1:%d" % free.getsockname()[1]
-  environment = processes.local_environment(DEVICES)
-  job = [processes.Process(f"process {n} of the job", [processes.PYTHON, SIDE, n, WORKERS, coordinator], environment)
-         for n in range(WORKERS)]
+  job = [processes.Process(f"process {n} of the job", [processes.PYTHON, SIDE], environment)
+         for n, environment in enumerate(processes.controller_environments(WORKERS, DEVICES))]
   for process in job:
     while process.line() != "step":
       pass  # gloo says that it is connected

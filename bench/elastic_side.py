@@ -1,15 +1,14 @@
 """A training that goes on when a slice is lost, and tells when; or one process of a job that starts anew.
 
-    elastic_side.py                            on Helmway: all devices, then those of the slice that is left
-    elastic_side.py NUMBER COUNT COORDINATOR   process NUMBER of COUNT of a multi-controller job
+On Helmway: on all devices, then on those of the slice that is left. In a multi-controller job: until it is ended.
 
 Lines on stdout: "step" after the first step, then "error", "good" (the first step on the slice that is left) and "back"
 (all slices answer), each with the time (CLOCK_MONOTONIC, seconds).
 """
 
-import sys
 import time
 
+import controller
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -59,10 +58,7 @@ def train(devices):
 
 
 def main():
-  if len(sys.argv) > 1:
-    number, count, coordinator = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator, count, number)
+  if controller.join_others():
     train(jax.devices())
 
   import pathwaysutils

@@ -176,19 +176,28 @@ class Side(Process):
     return self.end(what, timeout)
 
 
+def free_address():
+  """host:port on this host that nobody listens on now."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return "127.0.0.1:%d" % free.getsockname()[1]
+
+
+def controller_environments(count, devices_per_process=1):
+  """Those of the processes of one multi-controller job, with gloo between them (controller.py)."""
+  coordinator = free_address()
+  return [local_environment(devices_per_process) | {
+      "HELMWAY_BENCH_COORDINATOR": coordinator, "HELMWAY_BENCH_PROCESSES": str(count),
+      "HELMWAY_BENCH_PROCESS": str(number), "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"} for number in range(count)]
+
+
 class Controllers:
-  """JAX as it is on several hosts: a process for each, all of which run the same; gloo between them."""
+  """JAX as it is on several hosts: a process for each, all of which run the same."""
 
   def __init__(self, count, devices_per_process=1):
-    with socket.socket() as free:
-      free.bind(("127.0.0.1", 0))
-      coordinator = "127.0.0.1:%d" % free.getsockname()[1]
     self.sides = []
     try:
-      for number in range(count):
-        env = local_environment(devices_per_process) | {
-            "HELMWAY_BENCH_COORDINATOR": coordinator, "HELMWAY_BENCH_PROCESSES": str(count),
-            "HELMWAY_BENCH_PROCESS": str(number), "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+      for number, env in enumerate(controller_environments(count, devices_per_process)):
         self.sides.append(Side(f"controller {number}", env))
       self.do("hello")
     except BaseException:
@@ -257,9 +266,7 @@ class FakeGcs:
   """The Cloud Storage emulator that HELMWAY_FAKE_GCS_SERVER names, with an empty bucket called "bench"."""
 
   def __init__(self):
-    with socket.socket() as free:
-      free.bind(("127.0.0.1", 0))
-      self.address = "127.0.0.1:%d" % free.getsockname()[1]
+    self.address = free_address()
     self.child = subprocess.Popen(
         [os.environ[FAKE_GCS], "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1",
          "-port", self.address.split(":")[1], "-external-url", f"http://{self.address}"],

@@ -55,6 +55,13 @@ class Bench:
     server = self.keep(processes.helmway_cluster(workers, devices_per_worker, **how))
     return self.keep(Side("client of a cluster", client_environment(server)))
 
+  def on_workers(self, workers):
+    """Sides that have one device on each of so many workers."""
+    sides = {CONTROLLERS: self.controllers(workers)}
+    if self.with_helmway:
+      sides["Helmway"] = self.cluster(workers)
+    return sides
+
   def alternate(self, rounds, sides):
     """sides: name -> function returning a list of samples. Runs them in turns; name -> Series.
 
@@ -299,9 +306,7 @@ def spread(bench):
   """(f) Rate of programs that span workers, and the length that hides the distance."""
   rows, results = [], {}
   for workers in (2, 4):
-    sides = {CONTROLLERS: bench.controllers(workers)}
-    if bench.with_helmway:
-      sides["Helmway"] = bench.cluster(workers)
+    sides = bench.on_workers(workers)
     results[workers], smallest = {}, None
     for loops in (1, 64, 256, 1024, 4096):
       probe = sides[CONTROLLERS].do("spread", loops=loops, count=20) / 20
@@ -363,9 +368,8 @@ def allreduce(bench):
   """(h) All-reduces over workers."""
   rows, results = [], {}
   for workers in (2, 4):
-    sides = {CONTROLLERS: bench.controllers(workers)}
+    sides = bench.on_workers(workers)
     if bench.with_helmway:
-      sides["Helmway"] = bench.cluster(workers)
       sides["Helmway, without shared memory"] = bench.cluster(workers, shared_memory=False)
     results[workers] = {}
     for size in (2**12, 2**16, 2**20, 2**24, 2**26):
@@ -388,9 +392,7 @@ def allreduce(bench):
 def train_workers(bench):
   """(i) Training steps over four workers."""
   workers, steps = 4, 3
-  sides = {CONTROLLERS: bench.controllers(workers)}
-  if bench.with_helmway:
-    sides["Helmway"] = bench.cluster(workers)
+  sides = bench.on_workers(workers)
   rows, results = [], {}
   for what, model_parallel in (("data parallel", 1), ("2 x 2 data and tensor parallel", 2)):
     losses = {}

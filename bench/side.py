@@ -16,10 +16,9 @@ if "proxy" in os.environ.get("JAX_PLATFORMS", ""):
 
   pathwaysutils.initialize()
 
-if coordinator := os.environ.get("HELMWAY_BENCH_COORDINATOR"):
-  # One of several processes that run the same.
-  jax.distributed.initialize(coordinator, int(os.environ["HELMWAY_BENCH_PROCESSES"]),
-                             int(os.environ["HELMWAY_BENCH_PROCESS"]))
+import controller
+
+controller.join_others()
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +29,16 @@ clock = time.perf_counter
 def own_memory_bytes():
   with open("/proc/self/statm") as f:
     return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def seconds_of_chain(f, x, count):
+  """`count` runs of a program, each on the result of the one before, until the last is done."""
+  jax.block_until_ready(f(f(x)))
+  start = clock()
+  for _ in range(count):
+    x = f(x)
+  x.block_until_ready()
+  return clock() - start
 
 
 class Workloads:
@@ -100,13 +109,7 @@ class Workloads:
       return jax.jit(lambda a: jax.lax.fori_loop(0, loops, lambda _, b: jnp.tanh(b @ a), a))
 
     f = self.keep(("work.f", loops), make)
-    jax.block_until_ready(f(f(x)))
-    y = x
-    start = clock()
-    for _ in range(count):
-      y = f(y)
-    y.block_until_ready()
-    return clock() - start
+    return seconds_of_chain(f, x, count)
 
   def put(self, size):
     """Host to device: until the array is ready."""
@@ -176,13 +179,7 @@ class Workloads:
     x = self.keep("spread.x", lambda: jax.jit(
         lambda: jnp.full((mesh.size, 32, 32), 0.01, np.float32), out_shardings=split)())
     f = self.keep(("spread.f", loops), make)
-    jax.block_until_ready(f(f(x)))
-    y = x
-    start = clock()
-    for _ in range(count):
-      y = f(y)
-    y.block_until_ready()
-    return clock() - start
+    return seconds_of_chain(f, x, count)
 
   def move(self, size):
     """From the first device to the last: until the copy is ready."""
