@@ -414,14 +414,17 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, absl::Dur
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 2 << 20);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
   if (timeout < absl::InfiniteDuration()) {
-    // Half of it between two questions, half for the answer.
-    const auto half = static_cast<int>(
-        std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout) / 2, kMinPingMilliseconds, INT_MAX));
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, half);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half);
+    // A question often, and most of the time for the answer: a busy peer is not a lost one. Together a little
+    // less than the timeout, since gRPC is not punctual.
+    const int64_t total = absl::ToInt64Milliseconds(timeout);
+    const auto between = static_cast<int>(std::clamp<int64_t>(total / 6, kMinPingMilliseconds, 10'000));
+    const auto answer =
+        static_cast<int>(std::clamp<int64_t>(total - total / 10 - between, kMinPingMilliseconds, INT_MAX));
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, between);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, answer);
     // Else gRPC asks no more once nothing has been sent for a while.
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    arguments.SetInt(GRPC_ARG_HTTP2_MIN_SENT_PING_INTERVAL_WITHOUT_DATA_MS, half);
+    arguments.SetInt(GRPC_ARG_HTTP2_MIN_SENT_PING_INTERVAL_WITHOUT_DATA_MS, between);
   }
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
