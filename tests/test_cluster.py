@@ -232,6 +232,7 @@ def test_a_worker_told_to_end_says_so(start):
         (["--max_worker_restarts=5"], "--max_worker_restarts needs --workers"),
         (["--chaos=5"], "--chaos needs --workers"),
         (["--chaos_interval=5"], "--chaos_interval needs --workers"),
+        (["--workers=2", "--chaos_interval=5"], "--chaos_interval needs --chaos"),
     ],
 )
 def test_impossible_shapes_are_refused(helmway_binary, arguments, message):

@@ -69,6 +69,9 @@ void CheckShape(ParsedFlags& flags) {
     }
     return;
   }
+  if (flags.Has("chaos_interval") && !flags.Has("chaos")) {
+    flags.Error("chaos_interval", "--chaos_interval needs --chaos");
+  }
   if (flags.Has("devices")) {
     flags.Error("devices", "--devices is for a single worker; with --workers say --devices_per_worker");
   }
