@@ -36,6 +36,8 @@ CLIENT_VARIABLES = (
     "JAX_BACKEND_TARGET",
     "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS",
     "XLA_FLAGS",
+    # JAX sets it in a process that imports it, and the servers of that process would say less.
+    "TF_CPP_MIN_LOG_LEVEL",
 )
 
 
