@@ -413,6 +413,9 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, absl::Dur
   arguments.SetMaxSendMessageSize(INT_MAX);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 2 << 20);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
+  // A connection of its own, tried at once: what gRPC remembers of failed attempts at the same address would
+  // let this one wait a second before it fails, or finds whoever is there now.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (timeout < absl::InfiniteDuration()) {
     // A question often, and most of the time for the answer: a busy peer is not a lost one. Together a little
     // less than the timeout, since gRPC is not punctual.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,6 +88,7 @@ class MessageStreamTest : public ::testing::Test {
             receiver->SetStream(std::move(stream));
             base::MutexLock lock(&mu_);
             accepted_.push_back(receiver);
+            peers_.insert(peer);
             return receiver;
           }}});
     auto server = GrpcServer::Start("127.0.0.1:0", {}, {service_.get()});
@@ -107,6 +110,7 @@ class MessageStreamTest : public ::testing::Test {
 
   base::Mutex mu_;
   std::vector<std::shared_ptr<Receiver>> accepted_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> peers_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<MessageStreamService> service_;
   std::unique_ptr<GrpcServer> server_;
   MessageStreamClient client_;
@@ -174,6 +178,23 @@ TEST_F(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
   auto again = std::make_shared<Receiver>();
   client_.Open(channel_, "/test/Echo", again);
   EXPECT_EQ(again->WaitForEnd().code(), absl::StatusCode::kUnavailable);
+}
+
+// Else a new one fails for a second because an old one did, or ends with it.
+TEST_F(MessageStreamTest, ChannelsToOneAddressShareNoConnection) {
+  std::vector<std::shared_ptr<MessageStream>> streams;
+  for (int i = 0; i < 3; ++i) {
+    auto receiver = std::make_shared<Receiver>();
+    const auto channel = OpenChannel(absl::StrCat("127.0.0.1:", server_->port()));
+    streams.push_back(client_.Open(channel, "/test/Echo", receiver));
+    streams.back()->Send(Message("a"));
+    receiver->WaitForMessages(1);
+  }
+  {
+    base::MutexLock lock(&mu_);
+    EXPECT_EQ(peers_.size(), streams.size());
+  }
+  for (const auto& stream : streams) stream->Close(absl::OkStatus());
 }
 
 TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
