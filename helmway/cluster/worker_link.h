@@ -292,7 +292,8 @@ class SessionLink {
   virtual void Await(const std::vector<BufferNames>& buffers,
                      absl::AnyInvocable<void(const absl::Status&)> done) = 0;
 
-  // Never calls back inside the call.
+  // Never calls back inside the call. The program may be launched from the answer on. It may still be on its
+  // way into the device then: launches wait for that, and fail if it fails.
   virtual void Compile(CompileProgram command,
                        absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
   virtual void Load(LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) = 0;

@@ -91,6 +91,23 @@ absl::StatusOr<CompileOptions> ParseXlaCompileOptions(absl::string_view bytes) {
   return options;
 }
 
+absl::StatusOr<std::vector<int32_t>> AssignedDevices(absl::string_view serialized) {
+  xla::CompileOptionsProto options;
+  if (!options.ParseFromArray(serialized.data(), static_cast<int>(serialized.size()))) {
+    return Bad("their bytes do not parse as xla.CompileOptionsProto");
+  }
+  const xla::DeviceAssignmentProto& assignment = options.executable_build_options().device_assignment();
+  std::vector<int32_t> devices;
+  for (int replica = 0; replica < assignment.replica_count(); ++replica) {
+    for (const auto& partition : assignment.computation_devices()) {
+      if (replica >= partition.replica_device_ids_size()) return Bad("the device assignment is not complete");
+      devices.push_back(static_cast<int32_t>(partition.replica_device_ids(replica)));
+    }
+  }
+  if (devices.empty()) return Bad("there is no device assignment");
+  return devices;
+}
+
 std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options) {
   xla::CompileOptionsProto proto;
   xla::ExecutableBuildOptionsProto& build = *proto.mutable_executable_build_options();

@@ -26,6 +26,10 @@ std::string SerializeDefaultCompileOptions(const XlaOptions& xla_options);
 // bytes that do not parse.
 absl::StatusOr<std::string> CompileOptionsForKey(absl::string_view serialized, bool devices_matter);
 
+// The ids of the device assignment in a serialized xla.CompileOptionsProto for a plugin, replica by replica.
+// INVALID_ARGUMENT for bytes that do not parse, and if the assignment is missing or not complete.
+absl::StatusOr<std::vector<int32_t>> AssignedDevices(absl::string_view serialized);
+
 // What a client asks of the compiler. Immutable after parsing: any thread.
 // Source: xla.ifrt.XlaCompileOptionsProto in wire/ifrt_types.proto.
 class CompileOptions {

@@ -156,6 +156,19 @@ TEST(CompileOptions, KeysAreThoseOfTheProgramNotOfItsPlace) {
   EXPECT_FALSE(CompileOptionsForKey("\xff", false).ok());
 }
 
+TEST(CompileOptions, DevicesOfThePlugin) {
+  xla::CompileOptionsProto options = Options(2, 3, 4096).compile_options();
+  const auto parsed = ParseXlaCompileOptions(Options(2, 3, 4096).SerializeAsString()).value();
+  const std::vector<int32_t> devices = AssignedDevices(options.SerializeAsString()).value();
+  EXPECT_EQ(absl::MakeConstSpan(devices), parsed.device_ids());
+  auto& assignment = *options.mutable_executable_build_options()->mutable_device_assignment();
+  assignment.set_replica_count(1 << 30);
+  EXPECT_TRUE(absl::IsInvalidArgument(AssignedDevices(options.SerializeAsString()).status()));
+  assignment.Clear();
+  EXPECT_TRUE(absl::IsInvalidArgument(AssignedDevices(options.SerializeAsString()).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(AssignedDevices("\xff").status()));
+}
+
 TEST(CompileOptions, TheClientsXlaOptionsWinOverTheDefaults) {
   auto proto = Options(1, 1, 0);
   (*proto.mutable_compile_options()->mutable_env_option_overrides())["xla_a"].set_string_field("client");

@@ -151,7 +151,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
   // Options about dumps are for us, not for the plugin, which would write wherever they say.
   cluster::CompileProgram command = given;
   HELMWAY_ASSIGN_OR_RETURN(const std::optional<DumpRequest> dump, TakeDumpOptions(command.options));
-  const auto compile = [&] {
+  const auto compile = [this, target, given, command, dump] {
     return dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command);
   };
   if (cache_ == nullptr || !target.cached) return compile();
@@ -160,53 +160,95 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
   cache::CompileCache::Lease lease = cache_->Acquire(*key, *plugin_);
   // There is nothing to dump of a program that is not compiled.
   if (lease.entry() != nullptr && !(dump && Matches(*dump, lease.entry()->program.name))) {
-    absl::StatusOr<Compiled> loaded = Load(target, *lease.entry(), command);
-    if (loaded.ok()) return loaded;
-    lease.Reject(loaded.status());
+    absl::StatusOr<Compiled> foreseen = Foresee(target, *lease.entry(), command.options);
+    if (foreseen.ok() && !target.several) {
+      foreseen->load = [this, target, options = command.options, compile, program = foreseen->program,
+                        lease = std::move(lease)]() mutable {
+        return LoadOrCompile(target, options, program, compile, std::move(lease));
+      };
+      return foreseen;
+    }
+    // Of no use later, but this is how to know that the workers will be able to load it.
+    absl::Status status = foreseen.status();
+    if (status.ok()) status = Load(target, *lease.entry(), command.options, foreseen->program).status();
+    if (status.ok()) return foreseen;
+    lease.Reject(status);
   }
   absl::StatusOr<Compiled> compiled = compile();
-  if (!compiled.ok() || lease.entry() != nullptr || compiled->calls_back()) return compiled;
-  // It will be refused.
-  if (target.several && compiled->spec.has_cross_device_ops) return compiled;
-  absl::StatusOr<std::string> bytes = target.several
-                                          ? absl::StatusOr<std::string>(compiled->program.serialized)
-                                          : compiled->executable->Serialize();
-  if (bytes.ok()) {
-    cache::Entry entry;
-    entry.platform = client_->platform_name();
-    entry.executable = *std::move(bytes);
-    entry.program = compiled->program;
-    entry.program.devices.clear();
-    entry.program.serialized.clear();
-    entry.has_custom_calls = !absl::c_all_of(compiled->spec.custom_call_targets, NeedsNoHandler);
-    lease.Publish(std::move(entry));
-  } else {
-    LOG_FIRST_N(WARNING, 1) << "The plugin can't serialize programs; they are not cached: " << bytes.status();
-  }
+  if (compiled.ok() && lease.entry() == nullptr) Publish(target, *compiled, lease);
   return compiled;
 }
 
-absl::StatusOr<Compiler::Compiled> Compiler::Load(const Target& target, const cache::Entry& entry,
-                                                  const cluster::CompileProgram& command) {
+void Compiler::Publish(const Target& target, const Compiled& compiled, cache::CompileCache::Lease& lease) {
+  if (compiled.calls_back()) return;
+  // It will be refused.
+  if (target.several && compiled.spec.has_cross_device_ops) return;
+  absl::StatusOr<std::string> bytes = target.several
+                                          ? absl::StatusOr<std::string>(compiled.program.serialized)
+                                          : compiled.executable->Serialize();
+  if (!bytes.ok()) {
+    LOG_FIRST_N(WARNING, 1) << "The plugin can't serialize programs; they are not cached: " << bytes.status();
+    return;
+  }
+  cache::Entry entry;
+  entry.platform = client_->platform_name();
+  entry.executable = *std::move(bytes);
+  entry.program = compiled.program;
+  entry.program.devices.clear();
+  entry.program.serialized.clear();
+  entry.has_custom_calls = !absl::c_all_of(compiled.spec.custom_call_targets, NeedsNoHandler);
+  lease.Publish(std::move(entry));
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::Foresee(const Target& target, const cache::Entry& entry,
+                                                     const std::string& options) {
+  Compiled foreseen;
+  foreseen.program = entry.program;
+  HELMWAY_ASSIGN_OR_RETURN(foreseen.program.devices, program::AssignedDevices(options));
+  if (static_cast<int64_t>(foreseen.program.devices.size()) !=
+      int64_t{entry.program.num_replicas} * entry.program.num_partitions) {
+    return absl::InternalError("the program is for another number of devices");
+  }
+  HELMWAY_ASSIGN_OR_RETURN(foreseen.spec, ReadOutline(foreseen.program));
+  if (target.several) foreseen.program.serialized = entry.executable;
+  return foreseen;
+}
+
+absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::Load(
+    const Target& target, const cache::Entry& entry, const std::string& options,
+    const cluster::CompiledProgram& foreseen) {
   // The plugin looks handlers up when it loads. Without them it says what is missing, and so will the
   // compiler.
   if (entry.has_custom_calls) custom_calls_->Load().IgnoreError();
   if (entry.program.has_collectives) {
     HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*target.client->plugin()));
   }
-  Compiled loaded;
-  HELMWAY_ASSIGN_OR_RETURN(loaded.executable,
-                           target.client->DeserializeAndLoad(entry.executable, command.options));
-  loaded.program = entry.program;
-  loaded.program.devices = DevicesOf(*loaded.executable);
-  if (loaded.executable->num_outputs() != entry.program.output_memory_kinds.size() ||
-      static_cast<int64_t>(loaded.program.devices.size()) !=
-          int64_t{entry.program.num_replicas} * entry.program.num_partitions) {
+  HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
+                           target.client->DeserializeAndLoad(entry.executable, options));
+  if (executable->num_outputs() != entry.program.output_memory_kinds.size() ||
+      DevicesOf(*executable) != foreseen.devices) {
     return absl::InternalError("the loaded program is not the one that was compiled");
   }
-  HELMWAY_ASSIGN_OR_RETURN(loaded.spec, ReadOutline(loaded.program));
-  if (target.several) loaded.program.serialized = entry.executable;
-  return loaded;
+  return executable;
+}
+
+absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::LoadOrCompile(
+    const Target& target, const std::string& options, const cluster::CompiledProgram& foreseen,
+    const std::function<absl::StatusOr<Compiled>()>& compile, cache::CompileCache::Lease lease) {
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded =
+      Load(target, *lease.entry(), options, foreseen);
+  if (loaded.ok()) return loaded;
+  lease.Reject(loaded.status());
+  HELMWAY_ASSIGN_OR_RETURN(Compiled compiled, compile());
+  Publish(target, compiled, lease);
+  // The client has been told of the other one.
+  if (compiled.program.outline != foreseen.outline || compiled.program.devices != foreseen.devices ||
+      compiled.program.output_memory_kinds != foreseen.output_memory_kinds) {
+    return absl::InternalError(absl::StrCat("program ", foreseen.name,
+                                            " could not be loaded from the compile cache, and is another one "
+                                            "when it is compiled anew; compile it again"));
+  }
+  return std::move(compiled.executable);
 }
 
 absl::StatusOr<Compiler::Compiled> Compiler::CompileAndDump(const Target& target,

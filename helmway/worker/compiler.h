@@ -1,11 +1,13 @@
 #ifndef HELMWAY_WORKER_COMPILER_H_
 #define HELMWAY_WORKER_COMPILER_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "helmway/base/mutex.h"
@@ -26,6 +28,9 @@ class Compiler {
  public:
   struct Compiled {
     std::unique_ptr<pjrt::LoadedExecutable> executable;
+    // Set in place of `executable` if the program is known from the cache: makes it, which takes as long as
+    // the plugin needs to load the code. Once, with a deep stack as well, while the compiler lives.
+    absl::AnyInvocable<absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>>()> load;
     // What the proxy is told. The same whether the program was compiled or came from the cache.
     cluster::CompiledProgram program;
     program::ExecutableSpec spec;  // of the optimized module
@@ -41,7 +46,7 @@ class Compiler {
 
   // Blocks for as long as it takes, also while another thread compiles the same program. Errors are the
   // plugin's; none comes from the cache. Programs that call back are never cached: their functions are those
-  // of one client.
+  // of one client. Nobody waits for the loading of a program from the cache: that is for the caller to do.
   absl::StatusOr<Compiled> Compile(const cluster::CompileProgram& command);
   // For the devices of another client of the plugin; past the cache.
   absl::StatusOr<Compiled> CompileUncached(std::shared_ptr<pjrt::Client> client,
@@ -66,8 +71,19 @@ class Compiler {
   // Compiles, and has what `request` asks for written down.
   absl::StatusOr<Compiled> CompileAndDump(const Target& target, const cluster::CompileProgram& command,
                                           const DumpRequest& request);
-  absl::StatusOr<Compiled> Load(const Target& target, const cache::Entry& entry,
-                                const cluster::CompileProgram& command);
+  // The program of an entry before it is loaded.
+  absl::StatusOr<Compiled> Foresee(const Target& target, const cache::Entry& entry,
+                                   const std::string& options);
+  // The executable of an entry that is to be `foreseen`.
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Load(const Target& target,
+                                                               const cache::Entry& entry,
+                                                               const std::string& options,
+                                                               const cluster::CompiledProgram& foreseen);
+  // The same, or of the program that `compile` makes if the entry is of no use.
+  absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> LoadOrCompile(
+      const Target& target, const std::string& options, const cluster::CompiledProgram& foreseen,
+      const std::function<absl::StatusOr<Compiled>()>& compile, cache::CompileCache::Lease lease);
+  void Publish(const Target& target, const Compiled& compiled, cache::CompileCache::Lease& lease);
 
   const std::shared_ptr<pjrt::Client> client_;
   CustomCalls* const custom_calls_;

@@ -34,6 +34,7 @@ LaunchRecord::LaunchRecord(async::Outstanding::Token under_way, std::shared_ptr<
 
 absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const {
   if (cancelled_->load(std::memory_order_relaxed)) return absl::CancelledError("the session has ended");
+  HELMWAY_RETURN_IF_ERROR(program_->loaded->status());
   for (const SlotRef& argument : part.arguments) {
     // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own
     // work.
@@ -158,7 +159,7 @@ void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {
 void LaunchRecord::FinishTokens(size_t index) {
   LaunchPart& part = parts_[index];
   const pjrt::Client& client =
-      program_->callback_client ? *program_->callback_client->home() : *program_->executable->client();
+      program_->callback_client ? *program_->callback_client->home() : *program_->client;
   absl::Status status;
   for (size_t i = 0; i < part.results.size(); ++i) {
     if (!program_->token_outputs[i]) continue;

@@ -28,9 +28,12 @@ class CallbackClient;
 class CallbackRun;
 class DeviceQueue;
 
-// A program that is loaded in the plugin. Immutable; any thread.
+// A program of a session. Immutable but for what `loaded` says; any thread.
 struct LoadedProgram {
+  const pjrt::Client* client = nullptr;  // that of the worker
+  // Null until `loaded`, and for good if that fails. A program from the cache is known before it is loaded.
   std::unique_ptr<pjrt::LoadedExecutable> executable;
+  async::CompletionRef loaded = async::DoneCompletion();
   std::vector<DeviceQueue*> queues;  // of its devices in assignment order
   // The program's devices talk to each other while it runs, by XLA's own means.
   bool has_cross_device_ops = false;

@@ -236,7 +236,8 @@ void Session::Execute(cluster::Launch launch) {
   parts.resize(devices);
   const bool calls_back = program->callback_client != nullptr;
   // What waits behind a launch that is late is late too.
-  bool late = calls_back || (program->spans_workers && worker_->sequencer().some_wait());
+  bool late =
+      calls_back || !program->loaded->done() || (program->spans_workers && worker_->sequencer().some_wait());
   bool held;
   absl::Status conflict;
   {
@@ -281,7 +282,7 @@ void Session::Execute(cluster::Launch launch) {
         SlotRef slot = base::MakeRef<Slot>(is_token ? part.tokens_done : part.done,
                                            calls_back || is_token ? nullptr : program->queues[d]);
         slot->awaits_launch = is_token || calls_back;
-        slot->awaits_callback = late;
+        slot->late.store(late, std::memory_order_relaxed);
         if (!closed_) slots_[launch.results[i].at(d)] = slot;
         part.results.push_back(std::move(slot));
       }
@@ -318,13 +319,26 @@ void Session::Enqueue(LaunchRef record) {
       if (slot->is_late()) late.push_back(slot);
     }
   }
+  const async::CompletionRef loaded = record->program().loaded;
   if (record->program().spans_workers) {
     const uint64_t announced = worker_->sequencer().Announce(std::move(record));
     WhenDone(late, [worker = worker_, announced] { worker->sequencer().SetReady(announced); });
-  } else if (late.empty()) {
+  } else if (late.empty() && loaded->done()) {
     worker_->sequencer().Enqueue(record);
   } else {
-    WhenDone(late, [worker = worker_, record = std::move(record)] { worker->sequencer().Enqueue(record); });
+    // The launch gives its results up when it ends.
+    std::vector<SlotRef> results;
+    for (const LaunchPart& part : record->parts()) {
+      results.insert(results.end(), part.results.begin(), part.results.end());
+    }
+    auto enqueue = [worker = worker_, record = std::move(record), results = std::move(results)] {
+      worker->sequencer().Enqueue(record);
+      // What comes after this has its place behind it in the queues.
+      for (const SlotRef& slot : results) slot->late.store(false, std::memory_order_release);
+    };
+    loaded->OnDone([late = std::move(late), enqueue = std::move(enqueue)](const absl::Status&) mutable {
+      WhenDone(late, std::move(enqueue));
+    });
   }
 }
 
@@ -354,7 +368,7 @@ void Session::Copy(cluster::CopyBuffers command) {
       base::MutexLock lock(&mu_);
       source = FindReadable(command.sources.at(i));
       if (closed_) return;
-      result->awaits_callback = source->is_late();
+      result->late.store(source->is_late(), std::memory_order_relaxed);
       slots_[command.results.at(i)] = result;
     }
     const DeviceQueue* queue = worker_->queue(command.devices[i]);
@@ -518,7 +532,7 @@ void Session::Assemble(cluster::AssembleBuffers command) {
     for (size_t r = 0; r < slots.size(); ++r) {
       for (const cluster::BufferTarget& target : command.results[r].targets) {
         slots[r].push_back(base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr));
-        slots[r].back()->awaits_callback = late;
+        slots[r].back()->late.store(late, std::memory_order_relaxed);
         slots_[target.buffer] = slots[r].back();
       }
     }
@@ -547,7 +561,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
       base::MutexLock lock(&mu_);
       if (closed_) return;
       source = FindReadable(command.sources.at(i));
-      result->awaits_callback = source->is_late();
+      result->late.store(source->is_late(), std::memory_order_relaxed);
       slots_[command.results.at(i)] = result;
     }
     auto form = std::make_shared<const BitcastForm>(
@@ -645,8 +659,10 @@ void Session::CheckRoomFor(int64_t bytes, LoadedProgram& program) {
   program.may_start_at_once = false;
 }
 
-absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command) {
+absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::CompileProgram& command,
+                                                             absl::AnyInvocable<void()>* load) {
   auto program = std::make_shared<LoadedProgram>();
+  program->client = &worker_->client();
   Compiler::Compiled compiled;
   // What the bytes do not show is seen in the compiled program.
   bool calls_back = absl::StrContains(command.code, cluster::kPythonCallbackTarget);
@@ -674,10 +690,18 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
   CheckRoomFor(AllocatedBytes(result) * static_cast<int64_t>(result.devices.size()), *program);
   program->executable = std::move(compiled.executable);
+  if (compiled.load) {
+    program->loaded = base::MakeRef<async::Completion>();
+    *load = [program, load = std::move(compiled.load), cancelled = cancelled_]() mutable {
+      absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> executable = SessionEnded();
+      if (!cancelled->load()) executable = load();
+      if (executable.ok()) program->executable = *std::move(executable);
+      program->loaded->Finish(executable.status());
+    };
+  }
   base::MutexLock lock(&mu_);
-  if (closed_) return SessionEnded();
-  programs_[command.executable] = std::move(program);
-  return std::move(result);
+  if (!closed_) programs_[command.executable] = std::move(program);
+  return closed_ ? SessionEnded() : absl::StatusOr<cluster::CompiledProgram>(std::move(result));
 }
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluster::CompileProgram& command) {
@@ -718,6 +742,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
 
 absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   auto program = std::make_shared<LoadedProgram>();
+  program->client = &worker_->client();
   if (!command.workers.empty()) {
     HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*worker_->client().plugin()));
     HELMWAY_ASSIGN_OR_RETURN(program->collectives, CollectiveProgram::Create(command));
@@ -776,8 +801,11 @@ void Session::Compile(cluster::CompileProgram command,
   auto shared_done = std::make_shared<decltype(done)>(std::move(done));
   auto task = [self = shared_from_this(), command = std::move(command), shared_done] {
     if (self->cancelled_->load()) return (*shared_done)(SessionEnded());
+    // The client goes on with what it has to do while the program is loaded.
+    absl::AnyInvocable<void()> load;
     (*shared_done)(command.for_several_workers ? self->CompileForSeveral(command)
-                                               : self->CompileNow(command));
+                                               : self->CompileNow(command, &load));
+    if (load) load();
   };
   if (worker_->compilers().Post(std::move(task))) return;
   worker_->transfers().PostOrRun([shared_done] {
@@ -805,13 +833,16 @@ void Session::CostAnalysis(cluster::ExecutableId executable,
     return done(cancelled_->load() ? SessionEnded()
                                    : absl::NotFoundError(absl::StrCat("no executable ", executable)));
   }
-  absl::StatusOr<pjrt::AttributeMap> analysis = program->executable->CostAnalysis();
-  if (!analysis.ok()) return done(analysis.status());
-  cluster::CostProperties properties;
-  for (const auto& [name, value] : *analysis) {
-    properties[name] = std::visit([](const auto& v) { return cluster::AttributeValue{v}; }, value);
-  }
-  done(std::move(properties));
+  program->loaded->OnDone([program, done = std::move(done)](const absl::Status& loaded) mutable {
+    if (!loaded.ok()) return done(loaded);
+    absl::StatusOr<pjrt::AttributeMap> analysis = program->executable->CostAnalysis();
+    if (!analysis.ok()) return done(analysis.status());
+    cluster::CostProperties properties;
+    for (const auto& [name, value] : *analysis) {
+      properties[name] = std::visit([](const auto& v) { return cluster::AttributeValue{v}; }, value);
+    }
+    done(std::move(properties));
+  });
 }
 
 void Session::Close() {

@@ -79,7 +79,9 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   // Sets `program`'s check_room if its runs, which allocate so many bytes on all their devices, allocate
   // much.
   void CheckRoomFor(int64_t bytes, LoadedProgram& program);
-  absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command);
+  // `load` is set if the program is still to be loaded, once it has been answered.
+  absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command,
+                                                      absl::AnyInvocable<void()>* load);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);
   void BindReceived(Receiving receiving, absl::StatusOr<cluster::HostContents> contents);

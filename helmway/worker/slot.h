@@ -38,10 +38,10 @@ class Slot final : public base::RefCounted<Slot> {
   bool awaits_host = false;
   // Without a producer, but the end of a launch finishes it, also when the session ends.
   bool awaits_launch = false;
-  // Filled when a client has answered its program's calls, at once or after more work: no thread that serves
-  // others may wait for it.
-  bool awaits_callback = false;
-  bool is_late() const { return awaits_callback && !ready->done(); }
+  // Filled after something that no thread may wait for that serves others: a client that answers its
+  // program's calls, or the loading of a program. False again once only work that is in the queues is left.
+  std::atomic<bool> late{false};
+  bool is_late() const { return late.load(std::memory_order_acquire) && !ready->done(); }
   // Of the command that makes the contents. Set before that can fail.
   uint64_t user_context = 0;
 

@@ -17,10 +17,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
+#include "helmway/cache/entry.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/remote_worker.h"
 #include "helmway/net/worker_service.h"
 #include "helmway/pjrt/pjrt_testing.h"
+#include "helmway/storage/memory_store.h"
 #include "helmway/wire/ifrt_array.pb.h"
 #include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/status.h"
@@ -307,7 +309,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
   const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   std::function<int64_t()> available_memory_ = [] { return base::AvailableMemoryBytes(); };
-  const std::shared_ptr<cache::CompileCache> cache_ =
+  std::shared_ptr<cache::CompileCache> cache_ =
       std::make_shared<cache::CompileCache>(cache::CompileCacheOptions{});
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<net::MessageStreamService> service_;
@@ -584,6 +586,132 @@ TEST_P(WorkerTest, AProgramThatWasCompiledBeforeIsLoaded) {
   EXPECT_EQ(loaded->memory_stats.value(), compiled->memory_stats.value());
   ExpectCollectivesRun();
   EXPECT_EQ(cache_->stats().misses, 1);
+}
+
+// Programs that come from a store and from nowhere else. They are known before they are loaded.
+class StoredProgramTest : public WorkerTest {
+ protected:
+  StoredProgramTest() {
+    cache_ = std::make_shared<cache::CompileCache>(
+        cache::CompileCacheOptions{.max_memory_bytes = 0, .store = store_});
+  }
+
+  // Has the one entry of the store changed by `change`.
+  template <typename Function>
+  void ChangeEntry(Function change) {
+    cache_->Flush(absl::InfiniteFuture());
+    const auto objects = store_->List("", 10);
+    ASSERT_TRUE(objects.ok() && objects->size() == 1) << objects.status();
+    const std::string& name = objects->front().name;
+    const std::string bytes = store_->Get(name).value();
+    const cache::EntryHeader header = cache::DecodeHeader(bytes).value();
+    absl::StatusOr<cache::Entry> entry = cache::DecodeEntry(bytes, header.key, header.plugin);
+    ASSERT_TRUE(entry.ok()) << entry.status();
+    change(*entry);
+    const absl::Status put =
+        store_->Put(name, cache::EncodeEntry(header.key, header.plugin, *entry), storage::PutMode::kReplace);
+    ASSERT_TRUE(put.ok()) << put;
+  }
+
+  // Compiles kSlow for each of the devices, and starts it a few times on each at once, behind one another;
+  // the first result is zeros, and what follows uses it.
+  std::vector<StatusAnswer> StartSlowAndMore(SessionLink& session) {
+    std::vector<StatusAnswer> answers;
+    CompileOk(session, 1, kSlow);
+    CompileOk(session, 2, kTwice);
+    Put(session, 1, std::vector<float>(kSlowArgument, 0));
+    Put(session, 2, std::vector<float>(kSlowArgument, 1));
+    answers.push_back(Execute(session, {.executable = 1, .arguments = {One(1)}, .results = {One(10)}}));
+    for (BufferId i = 0; i < 20; ++i) {
+      answers.push_back(Execute(
+          session, {.executable = 2, .arguments = {One(10 + i)}, .results = {One(11 + i)}, .donated = {0}}));
+    }
+    answers.push_back(Execute(session, {.executable = 1, .arguments = {One(2)}, .results = {One(40)}}));
+    return answers;
+  }
+
+  static constexpr char kTwice[] = R"(
+module @twice {
+  func.func public @main(%a: tensor<512x512xf32> {tf.aliasing_output = 0 : i32}) -> tensor<512x512xf32> {
+    %one = stablehlo.constant dense<1.0> : tensor<512x512xf32>
+    %0 = stablehlo.add %a, %a : tensor<512x512xf32>
+    %1 = stablehlo.add %0, %one : tensor<512x512xf32>
+    return %1 : tensor<512x512xf32>
+  }
+})";
+
+  const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
+};
+
+TEST_P(StoredProgramTest, LaunchesWaitForTheLoadingAndKeepTheirOrder) {
+  for (const bool from_store : {false, true}) {
+    auto session = OpenSession();
+    for (const StatusAnswer& answer : StartSlowAndMore(*session)) {
+      EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+    }
+    EXPECT_EQ(ReadOk(*session, 30), std::vector<float>(kSlowArgument, (1 << 20) - 1));
+    EXPECT_EQ(ReadOk(*session, 40), std::vector<float>(kSlowArgument, 512));
+    cache_->Flush(absl::InfiniteFuture());
+    EXPECT_EQ(cache_->stats().store_hits, from_store ? 2 : 0);
+    session->Close();
+  }
+  // Of four devices whose parts start together.
+  ExpectCollectivesRun();
+  cache_->Flush(absl::InfiniteFuture());
+  ExpectCollectivesRun();
+  EXPECT_EQ(cache_->stats().store_hits, 3);
+  EXPECT_EQ(cache_->stats().rejected, 0);
+}
+
+TEST_P(StoredProgramTest, WhatDoesNotLoadIsCompiled) {
+  CompileOk(*session_, 1, kSlow);
+  ChangeEntry([](cache::Entry& entry) { entry.executable = "no program"; });
+  auto other = OpenSession();
+  for (const StatusAnswer& answer : StartSlowAndMore(*other)) {
+    EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+  }
+  EXPECT_EQ(ReadOk(*other, 30), std::vector<float>(kSlowArgument, (1 << 20) - 1));
+  EXPECT_EQ(cache_->stats().rejected, 1);
+  // A good one has taken its place.
+  cache_->Flush(absl::InfiniteFuture());
+  auto third = OpenSession();
+  for (const StatusAnswer& answer : StartSlowAndMore(*third)) {
+    EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+  }
+  EXPECT_EQ(cache_->stats().rejected, 1);
+}
+
+TEST_P(StoredProgramTest, WhatDoesNotLoadAndCompilesToAnotherProgramFailsItsRuns) {
+  CompileOk(*session_, 1, kSlow);
+  ChangeEntry([](cache::Entry& entry) {
+    entry.executable = "no program";
+    entry.program.output_memory_kinds = {"unpinned_host"};
+  });
+  auto other = OpenSession();
+  for (const StatusAnswer& answer : StartSlowAndMore(*other)) {
+    EXPECT_TRUE(absl::IsInternal(answer.Wait())) << answer.Wait();
+    EXPECT_THAT(std::string(answer.Wait().message()), HasSubstr("compile it again"));
+  }
+  Answer<absl::StatusOr<cluster::CostProperties>> costs;
+  other->CostAnalysis(1, costs);
+  EXPECT_TRUE(absl::IsInternal(costs.Wait().status())) << costs.Wait().status();
+  CompileOk(*other, 3, kSlow);
+  const StatusAnswer again = Execute(*other, {.executable = 3, .arguments = {One(1)}, .results = {One(50)}});
+  EXPECT_TRUE(again.Wait().ok()) << again.Wait();
+}
+
+TEST_P(StoredProgramTest, ASessionMayEndWhileItsProgramsAreLoaded) {
+  CompileOk(*session_, 1, kSlow);
+  cache_->Flush(absl::InfiniteFuture());
+  for (int i = 0; i < 3; ++i) {
+    auto session = OpenSession();
+    std::vector<StatusAnswer> answers = StartSlowAndMore(*session);
+    session->Close();
+    for (const StatusAnswer& answer : answers) {
+      EXPECT_TRUE(answer.Wait().ok() || absl::IsCancelled(answer.Wait())) << answer.Wait();
+    }
+  }
+  ExpectCollectivesRun();
 }
 
 TEST_P(WorkerTest, AProgramThatIsCompiledOnlyToSeeLeavesNoTrace) {
@@ -2221,6 +2349,7 @@ const auto kBothLinks = ::testing::Values(LinkKind::kInProcess, LinkKind::kRemot
 std::string LinkName(const ::testing::TestParamInfo<LinkKind>& kind) {
   return kind.param == LinkKind::kRemote ? "Remote" : "InProcess";
 }
+INSTANTIATE_TEST_SUITE_P(Links, StoredProgramTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, WorkerTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, CrowdedWorkerTest, kBothLinks, LinkName);
 INSTANTIATE_TEST_SUITE_P(Links, CallbackTest, kBothLinks, LinkName);
