@@ -1,5 +1,7 @@
 """Arrays that only the protocol can ask for: made of errors, strings and tokens, by a client without JAX."""
 
+import struct
+
 import pytest
 import raw_client
 from raw_client import (
@@ -107,6 +109,22 @@ def test_every_use_of_an_error_array_fails_with_its_error(session):
     assert session.code(delete_array_request=message("DeleteArrayRequest")(array_handle=[10])) == OK
     assert deleted(session, 10) and session.ready_status(10).code == INVALID_ARGUMENT
     assert failed_as_given(session.ready_status(23)) and failed_as_given(session.ready_status(output.array_handle))
+
+
+def test_deleted_before_its_bytes_come(connection, session):
+    # As a client does with an argument that it makes for one run. What uses it was commanded before.
+    executable = session.compile(ADD)
+    assert session.make_array(1, struct.pack("4f", 1, 2, 3, 4)) == OK
+    assert session.code(make_array_from_host_buffer_request=session.make_array_request(2)) == OK
+    (total,) = session.execute(executable, [1, 2]).loaded_executable_execute_response.outputs
+    assert session.code(copy_arrays_request=message("CopyArraysRequest")(
+        array_handles=[2], device_ids=[device_id(3)], result_handles=[3], copy_semantics=1
+    )) == OK
+    assert session.code(delete_array_request=message("DeleteArrayRequest")(array_handle=[2])) == OK
+    assert session.code(destruct_array_request=message("DestructArrayRequest")(array_handle=[2])) == OK
+    connection.store(session.session_id, 2, [struct.pack("4f", 10, 20, 30, 40)]).result()
+    assert struct.unpack("4f", session.read(total.array_handle, 40)) == (11, 22, 33, 44)
+    assert struct.unpack("4f", session.read(3, 40)) == (10, 20, 30, 40)
 
 
 def test_deleting_frees_what_others_share(session):

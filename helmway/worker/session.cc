@@ -120,6 +120,15 @@ SlotRef Session::FindLocked(cluster::BufferId id) {
   return it == slots_.end() ? SlotRef() : it->second;
 }
 
+SlotRef Session::FindForHost(cluster::BufferId id) {
+  if (SlotRef slot = FindLocked(id)) return slot;
+  const auto it = deleted_awaiting_host_.find(id);
+  if (it == deleted_awaiting_host_.end()) return SlotRef();
+  SlotRef slot = std::move(it->second);
+  deleted_awaiting_host_.erase(it);
+  return slot;
+}
+
 SlotRef Session::FindOrFailed(cluster::BufferId id) {
   if (SlotRef slot = FindLocked(id)) return slot;
   return base::MakeRef<Slot>(
@@ -148,7 +157,7 @@ void Session::Fill(cluster::HostContents contents) {
   {
     base::MutexLock lock(&mu_);
     for (const cluster::BufferTarget& target : contents.targets) {
-      SlotRef slot = FindLocked(target.buffer);
+      SlotRef slot = FindForHost(target.buffer);
       if (!slot) continue;
       slot->user_context = contents.user_context;
       slots.emplace_back(std::move(slot), target.device);
@@ -197,7 +206,7 @@ void Session::Fail(const cluster::BufferTargets& targets, const absl::Status& st
     SlotRef slot;
     {
       base::MutexLock lock(&mu_);
-      slot = FindLocked(target.buffer);
+      slot = FindForHost(target.buffer);
       if (const auto it = receiving_.find(target.buffer); it != receiving_.end()) {
         slot = std::move(it->second.slot);
         receiving_.erase(it);
@@ -592,15 +601,13 @@ void Session::Delete(const std::vector<cluster::BufferNames>& buffers) {
       for (size_t i = 0; i < names.size(); ++i) {
         const auto it = slots_.find(names.at(i));
         if (it == slots_.end()) continue;
-        dropped.push_back(std::move(it->second));
+        if (it->second->awaits_host && !it->second->ready->done()) {
+          deleted_awaiting_host_[it->first] = std::move(it->second);
+        } else {
+          dropped.push_back(std::move(it->second));
+        }
         slots_.erase(it);
       }
-    }
-  }
-  // Nothing can fill these any more, and somebody may wait for them.
-  for (const SlotRef& slot : dropped) {
-    if (slot->awaits_host && !slot->ready->done()) {
-      slot->Finish(absl::InvalidArgumentError("Array has been deleted before its bytes came."));
     }
   }
 }
@@ -847,6 +854,7 @@ void Session::CostAnalysis(cluster::ExecutableId executable,
 
 void Session::Close() {
   decltype(slots_) slots;
+  decltype(deleted_awaiting_host_) deleted;
   decltype(programs_) programs;
   decltype(held_) held;
   decltype(receiving_) receiving;
@@ -858,6 +866,7 @@ void Session::Close() {
     closed_ = true;
     cancelled_->store(true);
     slots.swap(slots_);
+    deleted.swap(deleted_awaiting_host_);
     programs.swap(programs_);
     held.swap(held_);
     receiving.swap(receiving_);
@@ -868,6 +877,7 @@ void Session::Close() {
   for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
   // Peers end theirs too, or may be gone: nothing is to wait for them.
   worker_->collectives().AbortSession(id_, SessionEnded());
+  for (auto& [id, slot] : deleted) slot->Finish(SessionEnded());
   // Slots that wait for the host end here; those of launches under way are finished by their queues.
   for (auto& [id, slot] : slots) {
     if (slot->producer == nullptr && !slot->awaits_launch && !slot->ready->done()) {

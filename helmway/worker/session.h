@@ -71,6 +71,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
     SlotRef slot;
   };
   SlotRef FindLocked(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The slot that the host's bytes of that name are for, deleted or not.
+  SlotRef FindForHost(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The slot, or a fresh failed one that says that there is no such buffer.
   SlotRef FindOrFailed(cluster::BufferId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same for a slot that is to be read: also failed if an earlier launch consumes it.
@@ -101,6 +103,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::flat_hash_map<cluster::BufferId, SlotRef> slots_ ABSL_GUARDED_BY(mu_);
+  // Deleted before their bytes came from the host: what was commanded before that waits for them.
+  absl::flat_hash_map<cluster::BufferId, SlotRef> deleted_awaiting_host_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::ExecutableId, std::shared_ptr<const LoadedProgram>> programs_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, LaunchRef> held_ ABSL_GUARDED_BY(mu_);

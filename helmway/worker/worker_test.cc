@@ -811,6 +811,28 @@ TEST_P(WorkerTest, DeletedWhileInUse) {
   EXPECT_TRUE(read.Steal().ok());
 }
 
+TEST_P(WorkerTest, DeletedBeforeItsBytesCome) {
+  CompileOk(*session_, 1, AddOne(2));
+  for (const BufferId id : {1, 2}) {
+    Declare(*session_, id);
+    Execute(*session_, {.arguments = {One(id)}, .results = {One(id + 10)}});
+    session_->Copy({.sources = One(id), .results = One(id + 20), .devices = {1}, .memory_kind = ""});
+  }
+  const ReadAnswer read = StartRead(*session_, 1);
+  session_->Delete({{1, 2, {}}});
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+  session_->Fill(Contents(1, {3, 4}));
+  session_->Fail({{2, 0}}, absl::DataLossError("broken off"));
+  EXPECT_THAT(Values(*read.Wait()), ElementsAre(3, 4));
+  EXPECT_THAT(ReadOk(*session_, 11), ElementsAre(4, 5));
+  EXPECT_THAT(ReadOk(*session_, 21), ElementsAre(3, 4));
+  for (const BufferId id : {12, 22}) {
+    EXPECT_THAT(std::string(Read(*session_, id).status().message()), HasSubstr("broken off"));
+  }
+  // Nothing of it is left.
+  EXPECT_EQ(Read(*session_, 1).status().code(), kInvalid);
+}
+
 TEST_P(WorkerTest, AReadOfADeletedBufferEndsWithTheSession) {
   Declare(*session_, 1);
   const ReadAnswer read = StartRead(*session_, 1);
@@ -2008,30 +2030,27 @@ TEST_P(AssembleTest, MemoryIsGivenBackOnce) {
     return watched;
   };
   constexpr int64_t kSize = 64 << 10;
-  // A source that goes before its bytes come.
-  Declare(*session_, 1);
-  session_->Assemble(Whole(1, 2, {kSize}));
-  session_->Bitcast({.sources = One(1), .results = One(3), .element_type = kS32, .dims = {{kSize}}});
-  session_->Delete({One(1)});
-  EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
-  EXPECT_EQ(Read(*session_, 3).status().code(), kInvalid);
-
-  // One that goes after they came.
-  cluster::HostContents contents = Contents(11, std::vector<float>(kSize, 1));
-  Watched source = watch(std::move(contents.bytes));
-  contents.bytes = std::move(source.bytes);
-  Declare(*session_, 11);
-  session_->Fill(std::move(contents));
-  session_->Assemble(Whole(11, 12, {kSize}));
-  session_->Bitcast({.sources = One(11), .results = One(13), .element_type = kS32, .dims = {{kSize}}});
-  session_->Delete({One(11)});
-  EXPECT_THAT(ReadOk(*session_, 12), Each(1));
-  EXPECT_THAT(ReadOk<int32_t>(*session_, 13), Each(0x3f800000));
-  // The view still rests on the source's memory.
-  EXPECT_FALSE(source.freed->HasBeenNotified());
-  session_->Delete({One(13)});
-  source.freed->WaitForNotification();
-  EXPECT_THAT(ReadOk(*session_, 12), Each(1));
+  for (const bool before : {true, false}) {  // whether the source goes before its bytes come
+    const BufferId first = before ? 1 : 11;
+    cluster::HostContents contents = Contents(first, std::vector<float>(kSize, 1));
+    Watched source = watch(std::move(contents.bytes));
+    contents.bytes = std::move(source.bytes);
+    Declare(*session_, first);
+    if (!before) session_->Fill(contents);
+    session_->Assemble(Whole(first, first + 1, {kSize}));
+    session_->Bitcast(
+        {.sources = One(first), .results = One(first + 2), .element_type = kS32, .dims = {{kSize}}});
+    session_->Delete({One(first)});
+    if (before) session_->Fill(contents);
+    contents.bytes = {};
+    EXPECT_THAT(ReadOk(*session_, first + 1), Each(1));
+    EXPECT_THAT(ReadOk<int32_t>(*session_, first + 2), Each(0x3f800000));
+    // The view still rests on the source's memory.
+    EXPECT_FALSE(source.freed->HasBeenNotified());
+    session_->Delete({One(first + 2)});
+    source.freed->WaitForNotification();
+    EXPECT_THAT(ReadOk(*session_, first + 1), Each(1));
+  }
 }
 
 // ---- The same bytes as something else ------------------------------------------------------------------
