@@ -101,6 +101,10 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
                                                  request.execute_options().version_number(),
                                                  " (version 0 is supported)"));
   }
+  // Any order: a map has none that lasts.
+  for (const auto& [name, value] : request.execute_options().custom_options().attributes()) {
+    return absl::UnimplementedError(absl::StrCat("the custom execute option \"", name, "\""));
+  }
   if (static_cast<size_t>(request.args_handles_size()) != spec.parameters.size()) {
     return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " takes ", spec.parameters.size(),
                                                    " arguments, got ", request.args_handles_size()));

@@ -374,6 +374,10 @@ TEST_F(ExecuteTest, WhatDoesNotFit) {
   LoadedExecutableExecuteRequest portable = Execute({program, {1, 2}, {34}});
   portable.add_device_ids(10);
   ExpectFails(portable, {34}, kUnimplemented, "device_ids");
+  LoadedExecutableExecuteRequest optional = Execute({program, {1, 2}, {35}});
+  (*optional.mutable_execute_options()->mutable_custom_options()->mutable_attributes())["strange"]
+      .set_bool_value(true);
+  ExpectFails(optional, {35}, kUnimplemented, "strange");
   // What depends on the failed ones fails with their cause.
   ExpectFails(Execute({program, {31, 2}, {40}}), {40}, kNotFound, "99");
   ExpectFails(ShardOf(40, 41), {41}, kNotFound, "99");
