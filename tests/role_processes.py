@@ -1,6 +1,7 @@
 """The roles of a cluster as processes: `helmway server` and `helmway proxy_server`."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -10,7 +11,9 @@ import subprocess
 import tempfile
 import time
 
-from conftest import clean_environment, seconds
+import grpc
+from conftest import clean_environment, run_python, seconds
+from raw_client import Connection, message, version
 
 # What would tell a worker its place, or a manager its name.
 IDENTITY_VARIABLES = (
@@ -21,6 +24,7 @@ IDENTITY_VARIABLES = (
     "HOST_ADDRESS",
     "PATHWAYS_HEAD",
 )
+PLACED = r"Transition slice {}: unplaced -> placed on worker pods: \[(.*)\]"
 SERVING = r"Pathways Server serving on \[::\]:(\d+)"
 START_TIMEOUT_S = seconds(120)
 
@@ -35,16 +39,16 @@ def lasting_port():
 
 
 class Process:
-    """A `helmway server` process, or that of another command, with its log."""
+    """A `helmway server` process, or that of another command, with its log. `within`: words before the command."""
 
-    def __init__(self, binary, *arguments, command="server", **variables):
+    def __init__(self, binary, *arguments, command="server", within=(), **variables):
         environment = clean_environment()
         for name in IDENTITY_VARIABLES:
             environment.pop(name, None)
         environment.update(variables)
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [binary, command, *arguments],
+            [*within, binary, command, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -82,7 +86,7 @@ class Process:
 
 @contextlib.contextmanager
 def starting(binary):
-    """Gives start(arguments..., command=..., VARIABLE=...), whose processes do not outlive the context."""
+    """Gives start(arguments..., command=..., within=..., VARIABLE=...), whose processes do not outlive the context."""
     with contextlib.ExitStack() as stack:
 
         def begin(*arguments, **variables):
@@ -100,9 +104,9 @@ def starting(binary):
 
 
 class Cluster:
-    """A manager on a lasting port, and workers that are told their places."""
+    """A manager on a lasting port, and workers that are told their places, on `network_hosts` if these are given."""
 
-    def __init__(self, start, slices, hosts, devices, *flags, worker_flags=()):
+    def __init__(self, start, slices, hosts, devices, *flags, worker_flags=(), network_hosts=None):
         self._start = start
         self._worker_flags = worker_flags
         self._port = lasting_port()
@@ -114,7 +118,8 @@ class Cluster:
             f"--instance_type=cpu:{hosts}x{devices}",
             *flags,
         ]
-        self.address = f"localhost:{self._port}"
+        self._network_hosts = network_hosts
+        self.address = f"{network_hosts.own_address if network_hosts else 'localhost'}:{self._port}"
         self.slices = slices
         self.manager = None
         self.start_manager()
@@ -129,9 +134,61 @@ class Cluster:
             f"--server_port={port}",
             f"--resource_manager_address={self.address}",
             *self._worker_flags,
+            within=self._network_hosts.words(index) if self._network_hosts else (),
             MEGASCALE_SLICE_ID=str(index // self._hosts),
             JOB_COMPLETION_INDEX=str(index % self._hosts),
         )
 
     def wait_ready(self, ready, count=1):
         self.manager.wait_for(rf"\*\*\* {ready}/{self.slices} Pathways Slices Now Ready \*\*\*", count)
+
+
+# Prints where the devices are, after a program on all of them.
+DEVICES = """
+import jax, json
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+devices = jax.devices()
+x = jax.device_put(np.arange(4 * len(devices), dtype=np.float32), NamedSharding(Mesh(np.array(devices), ("x",)), P("x")))
+total = jax.jit(lambda a: (a * 2 + a.sum())[::3].sum())(x)
+a = np.arange(4 * len(devices))
+assert float(total) == (a * 2 + a.sum())[::3].sum()
+print(json.dumps([[d.id, d.slice_index, d.virtual_task_index] for d in devices]))
+"""
+
+
+class Proxy:
+    """A `helmway proxy_server` of a cluster."""
+
+    def __init__(self, start, manager_address, *flags):
+        self.process = start(
+            "--server_port=0", f"--resource_manager_address={manager_address}", *flags, command="proxy_server"
+        )
+        self.process.wait_for("IFRT proxy server started with status OK")
+        self.port = int(self.process.wait_for(r"serving the cluster at \S+ on port (\d+)").group(1))
+
+    def environment(self):
+        return clean_environment(
+            JAX_PLATFORMS="proxy",
+            JAX_BACKEND_TARGET=f"grpc://127.0.0.1:{self.port}",
+            IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true",
+        )
+
+    def run(self, script=DEVICES):
+        return json.loads(run_python(script, env=self.environment()).stdout)
+
+    def refusal(self):
+        """What a client is told; None: it is taken."""
+        with Connection(f"127.0.0.1:{self.port}") as connection:
+            try:
+                connection.get_version(
+                    message("GrpcGetVersionRequest")(min_version=version(16, 3), max_version=version(25, 6))
+                )
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return None
+
+    def wait_placed(self, position, count=1):
+        return self.process.wait_for(PLACED.format(position), count)

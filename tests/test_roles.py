@@ -8,65 +8,13 @@ import time
 import grpc
 import pytest
 from conftest import clean_environment, run_python, seconds, start_python, tell
-from raw_client import Connection, message, version
-from role_processes import Cluster, starting
-
-PLACED = r"Transition slice {}: unplaced -> placed on worker pods: \[(.*)\]"
-
-DEVICES = """
-import jax, json
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-devices = jax.devices()
-x = jax.device_put(np.arange(4 * len(devices), dtype=np.float32), NamedSharding(Mesh(np.array(devices), ("x",)), P("x")))
-total = jax.jit(lambda a: (a * 2 + a.sum())[::3].sum())(x)
-a = np.arange(4 * len(devices))
-assert float(total) == (a * 2 + a.sum())[::3].sum()
-print(json.dumps([[d.id, d.slice_index, d.virtual_task_index] for d in devices]))
-"""
+from role_processes import PLACED, Cluster, Proxy, starting
 
 
 @pytest.fixture
 def start(helmway_binary):
     with starting(helmway_binary) as begin:
         yield begin
-
-
-class Proxy:
-    """A `helmway proxy_server` of a cluster."""
-
-    def __init__(self, start, manager_address, *flags):
-        self.process = start(
-            "--server_port=0", f"--resource_manager_address={manager_address}", *flags, command="proxy_server"
-        )
-        self.process.wait_for("IFRT proxy server started with status OK")
-        self.port = int(self.process.wait_for(r"serving the cluster at \S+ on port (\d+)").group(1))
-
-    def environment(self):
-        return clean_environment(
-            JAX_PLATFORMS="proxy",
-            JAX_BACKEND_TARGET=f"grpc://127.0.0.1:{self.port}",
-            IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="true",
-        )
-
-    def run(self, script=DEVICES):
-        return json.loads(run_python(script, env=self.environment()).stdout)
-
-    def refusal(self):
-        """What a client is told; None: it is taken."""
-        with Connection(f"127.0.0.1:{self.port}") as connection:
-            try:
-                connection.get_version(
-                    message("GrpcGetVersionRequest")(min_version=version(16, 3), max_version=version(25, 6))
-                )
-            except grpc.RpcError as error:
-                return error.code(), error.details()
-        return None
-
-    def wait_placed(self, position, count=1):
-        return self.process.wait_for(PLACED.format(position), count)
 
 
 def places(slices, hosts, devices):
