@@ -29,6 +29,7 @@ namespace helmway::apps {
 namespace {
 
 constexpr absl::Duration kBetweenAttempts = absl::Seconds(1);
+constexpr size_t kMaxConnectThreads = 32;
 constexpr size_t kMaxReasons = 3;  // missing workers that a refusal names
 
 // One worker of a lease, in one of its lives.
@@ -318,6 +319,22 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
                                  .host_memory = options_.proxy.host_memory});
   }
 
+  using Link = absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>;
+
+  // All at once: one that is slow to answer keeps no other waiting. Blocks.
+  std::vector<Link> ConnectTo(const std::vector<const Member*>& members) {
+    std::vector<Link> links(members.size());
+    if (members.empty()) return links;
+    async::ThreadPool threads({.name = "connect",
+                               .threads = static_cast<int>(std::min(members.size(), kMaxConnectThreads)),
+                               .max_queued = members.size()});
+    for (size_t i = 0; i < members.size(); ++i) {
+      threads.PostOrRun([this, &links, &members, i] { links[i] = ConnectTo(*members[i]); });
+    }
+    threads.Stop();
+    return links;
+  }
+
   // A link for a worker that is not there yet.
   absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> Expect(const Member& absent, const Wanted& wanted) {
     absl::Status loss = absl::DataLossError(
@@ -342,10 +359,16 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
     std::sort(generation->members.begin(), generation->members.end(), [](const Member& a, const Member& b) {
       return std::pair(a.position, a.worker) < std::pair(b.position, b.worker);
     });
+    std::vector<const Member*> there;
+    for (const Member& member : generation->members) {
+      if (member.incarnation != 0) there.push_back(&member);
+    }
+    std::vector<Link> connected = ConnectTo(there);
     std::vector<std::unique_ptr<cluster::WorkerLink>> links;
+    auto next = connected.begin();
     for (const Member& member : generation->members) {
       HELMWAY_ASSIGN_OR_RETURN(links.emplace_back(),
-                               member.incarnation == 0 ? Expect(member, wanted) : ConnectTo(member));
+                               member.incarnation == 0 ? Expect(member, wanted) : std::move(*next++));
     }
     HELMWAY_ASSIGN_OR_RETURN(generation->workers, cluster::WorkerGroup::Create(std::move(links)));
     proxy::ProxyOptions options = options_.proxy;
@@ -377,19 +400,28 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
 
   // Gives sessions the workers that have come back. Blocks. OK if it has all of them that are wanted.
   absl::Status Mend(Generation& generation, const std::vector<Member>& wanted) {
-    absl::Status outcome;
+    std::vector<const Member*> back;
+    std::vector<size_t> numbers;  // of those among the members
     for (size_t i = 0; i < generation.members.size(); ++i) {
-      Member& member = generation.members[i];
+      const Member& member = generation.members[i];
       const auto now = std::find_if(wanted.begin(), wanted.end(), [&](const Member& other) {
         return other.worker == member.worker && other.position == member.position;
       });
       const auto index = static_cast<cluster::WorkerIndex>(i);
       if (now == wanted.end() || (*now == member && !generation.workers->IsLost(index))) continue;
-      auto link = ConnectTo(*now);
-      absl::Status status = link.status();
-      if (status.ok()) status = generation.workers->Return(index, *std::move(link));
+      back.push_back(&*now);
+      numbers.push_back(i);
+    }
+    std::vector<Link> links = ConnectTo(back);
+    absl::Status outcome;
+    for (size_t i = 0; i < back.size(); ++i) {
+      absl::Status status = links[i].status();
       if (status.ok()) {
-        member = *now;
+        status =
+            generation.workers->Return(static_cast<cluster::WorkerIndex>(numbers[i]), *std::move(links[i]));
+      }
+      if (status.ok()) {
+        generation.members[numbers[i]] = *back[i];
       } else {
         outcome.Update(status);
       }
