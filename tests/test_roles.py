@@ -113,7 +113,8 @@ def test_a_lost_worker_costs_its_sessions_what_it_had_and_comes_back(start):
 
 
 def test_a_stopped_worker_is_lost_and_rejoins_when_it_goes_on(start):
-    cluster = Cluster(start, 2, 1, 2)
+    watch = ["--health_check_period=200ms", "--health_check_timeout=2s", "--health_check_failure_threshold=2"]
+    cluster = Cluster(start, 2, 1, 2, *watch)
     proxy = Proxy(start, cluster.address)
     proxy.wait_placed(1)
     with start_python(SURVIVOR, env=proxy.environment()) as program:
