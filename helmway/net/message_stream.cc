@@ -419,10 +419,12 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, absl::Dur
   if (timeout < absl::InfiniteDuration()) {
     // A question often, and most of the time for the answer: a busy peer is not a lost one. Together a little
     // less than the timeout, since gRPC is not punctual.
-    const int64_t total = absl::ToInt64Milliseconds(timeout);
-    const auto between = static_cast<int>(std::clamp<int64_t>(total / 6, kMinPingMilliseconds, 10'000));
-    const auto answer =
-        static_cast<int>(std::clamp<int64_t>(total - total / 10 - between, kMinPingMilliseconds, INT_MAX));
+    const auto total = static_cast<int>(
+        std::clamp<int64_t>(absl::ToInt64Milliseconds(timeout), kMinPingMilliseconds, INT_MAX));
+    // Also the time that a connection may take, for which gRPC gives a peer that is silent 20 s.
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, total);
+    const auto between = std::clamp(total / 6, kMinPingMilliseconds, 10'000);
+    const auto answer = std::max(total - total / 10 - between, kMinPingMilliseconds);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, between);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, answer);
     // Else gRPC asks no more once nothing has been sent for a while.

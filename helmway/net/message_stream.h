@@ -81,8 +81,8 @@ class MessageStreamClient {
 };
 
 // A channel for bulk data between roles: plain text, no message size limits, large frames. A peer whose
-// process gives no sign of life for `timeout` while a stream is open ends its streams with UNAVAILABLE; what
-// it computes meanwhile does not matter.
+// process gives no sign of life for `timeout` while a stream is open ends its streams with UNAVAILABLE, and
+// so does one that does not take the connection in that time; what it computes meanwhile does not matter.
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address,
                                            absl::Duration timeout = absl::InfiniteDuration());
 

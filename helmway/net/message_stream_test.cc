@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <memory>
 #include <set>
@@ -9,6 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "helmway/base/mutex.h"
 
 namespace helmway::net {
@@ -195,6 +200,26 @@ TEST_F(MessageStreamTest, ChannelsToOneAddressShareNoConnection) {
     EXPECT_EQ(peers_.size(), streams.size());
   }
   for (const auto& stream : streams) stream->Close(absl::OkStatus());
+}
+
+// As the kernel of a process that is stopped takes connections for it. gRPC would wait for 20 seconds.
+TEST_F(MessageStreamTest, APeerThatOnlyTakesConnectionsIsGivenUp) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_GE(listener, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const absl::Time begin = absl::Now();
+  auto stream = client_.Open(
+      OpenChannel(absl::StrCat("127.0.0.1:", ::ntohs(address.sin_port)), absl::Milliseconds(300)),
+      "/test/Echo", receiver_);
+  EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+  ::close(listener);
 }
 
 TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
