@@ -1,7 +1,6 @@
 #include "helmway/program/executable_spec.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "helmway/base/status.h"
 #include "helmway/cluster/python_callback.h"
 #include "helmway/program/backend_config.h"
+#include "helmway/program/optimized_module.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
 namespace helmway::program {
@@ -23,15 +23,6 @@ using ::xla::OpSharding;
 
 absl::Status Bad(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("Optimized program: ", text));
-}
-
-template <typename Message>
-absl::Status ParseInto(absl::string_view bytes, Message& message) {
-  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int>::max()) ||
-      !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return Bad(absl::StrCat("its bytes do not parse as ", message.GetTypeName()));
-  }
-  return absl::OkStatus();
 }
 
 constexpr int kMaxShortInstructions = 256;
@@ -104,19 +95,6 @@ absl::StatusOr<std::vector<const OpSharding*>> Flatten(const OpSharding& shardin
   return result;
 }
 
-absl::StatusOr<xla::HloModuleProto> ParseModule(absl::string_view format, absl::string_view bytes) {
-  xla::HloModuleProtoWithConfig with_config;
-  if (format == "hlo") {
-    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, *with_config.mutable_hlo_module()));
-  } else if (format == "hlo_with_config") {
-    HELMWAY_RETURN_IF_ERROR(ParseInto(bytes, with_config));
-  } else {
-    return absl::UnimplementedError(
-        absl::StrCat("Optimized program: format '", format, "' (hlo and hlo_with_config are supported)"));
-  }
-  return std::move(*with_config.mutable_hlo_module());
-}
-
 struct Devices {
   absl::Span<const int32_t> ids;
   int replicas;
@@ -172,7 +150,8 @@ absl::StatusOr<ValueSpec> MakeValue(const xla::ShapeProto& shape, const OpShardi
 }  // namespace
 
 absl::StatusOr<std::string> OutlineOf(absl::string_view format, absl::string_view bytes) {
-  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProto hlo, ParseModule(format, bytes));
+  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProtoWithConfig parsed, ParseOptimizedModule(format, bytes));
+  const xla::HloModuleProto& hlo = parsed.hlo_module();
   xla::HloModuleProto outline;
   outline.set_name(hlo.name());
   if (hlo.has_host_program_shape()) *outline.mutable_host_program_shape() = hlo.host_program_shape();
@@ -216,7 +195,8 @@ absl::StatusOr<ExecutableSpec> FromOptimizedHlo(absl::string_view format, absl::
   }
   const Devices layout_of_devices{devices, replicas, partitions};
 
-  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProto hlo, ParseModule(format, bytes));
+  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProtoWithConfig parsed, ParseOptimizedModule(format, bytes));
+  const xla::HloModuleProto& hlo = parsed.hlo_module();
   if (!hlo.has_host_program_shape() || !hlo.host_program_shape().has_result()) {
     return Bad("the module has no program shape");
   }

@@ -22,6 +22,7 @@
 #include "absl/strings/strip.h"
 #include "helmway/base/status.h"
 #include "helmway/program/backend_config.h"
+#include "helmway/program/optimized_module.h"
 #include "helmway/wire/dtype.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
@@ -1677,31 +1678,11 @@ class ModulePrinter {
   std::string out_;
 };
 
-template <typename Message>
-absl::Status Parse(absl::string_view bytes, Message* message) {
-  if (bytes.size() > static_cast<size_t>(std::numeric_limits<int>::max()) ||
-      !message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the optimized program is no ", message->GetTypeName(), " (", bytes.size(), " bytes)"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::string> HloText(absl::string_view format, absl::string_view bytes) {
-  if (format == "hlo") {
-    HloModuleProto module;
-    if (absl::Status status = Parse(bytes, &module); !status.ok()) return status;
-    return ModulePrinter(module, nullptr).Print();
-  }
-  if (format == "hlo_with_config") {
-    xla::HloModuleProtoWithConfig program;
-    if (absl::Status status = Parse(bytes, &program); !status.ok()) return status;
-    return ModulePrinter(program.hlo_module(), &program.config()).Print();
-  }
-  return absl::UnimplementedError(absl::StrCat("the text of an optimized program in the format '", format,
-                                               "'; known are hlo and hlo_with_config"));
+  HELMWAY_ASSIGN_OR_RETURN(const xla::HloModuleProtoWithConfig program, ParseOptimizedModule(format, bytes));
+  return ModulePrinter(program.hlo_module(), program.has_config() ? &program.config() : nullptr).Print();
 }
 
 }  // namespace helmway::program

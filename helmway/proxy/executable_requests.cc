@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "helmway/base/clock.h"
 #include "helmway/base/status.h"
+#include "helmway/program/cost_analysis.h"
 #include "helmway/program/hlo_text.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/proxy/session.h"
@@ -302,11 +303,33 @@ absl::Status Session::HandleLoadedExecutableFetchExecuteResult(
   return AnswerWithFuture(request.result_status_handle(), reply);
 }
 
+namespace {
+
+// For plugins that have none.
+absl::StatusOr<cluster::CostProperties> CostProperties(const Executable& executable) {
+  HELMWAY_ASSIGN_OR_RETURN(const program::Costs costs,
+                           program::CostsOf(executable.optimized_hlo_format, executable.optimized_hlo));
+  cluster::CostProperties properties;
+  // Under XLA's names, and like there only what is not zero.
+  for (const auto& [name, value] : {std::pair("flops", costs.flops),
+                                    {"transcendentals", costs.transcendentals},
+                                    {"bytes accessed", costs.bytes_accessed}}) {
+    if (value != 0) properties[name] = {static_cast<float>(value)};
+  }
+  return properties;
+}
+
+}  // namespace
+
 absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableCostAnalysisRequest& request,
                                                          Reply& reply) {
+  absl::StatusOr<std::shared_ptr<const Executable>> executable =
+      GetExecutable(request.loaded_executable_handle());
   // An error goes into the response's own status: the client turns an error response into an unreadable one.
-  auto answer = [self = shared_from_this(),
-                 op_id = reply.op_id](absl::StatusOr<cluster::CostProperties> properties) {
+  auto answer = [self = shared_from_this(), op_id = reply.op_id,
+                 executable](absl::StatusOr<cluster::CostProperties> properties) {
+    if (executable.ok() && absl::IsUnimplemented(properties.status()))
+      properties = CostProperties(**executable);
     Response response;
     auto& result = *response.mutable_loaded_executable_cost_analysis_response();
     if (properties.ok()) {
@@ -324,8 +347,6 @@ absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableC
     self->Send(op_id, absl::OkStatus(), response);
   };
   reply.deferred = true;
-  absl::StatusOr<std::shared_ptr<const Executable>> executable =
-      GetExecutable(request.loaded_executable_handle());
   if (!executable.ok()) {
     answer(executable.status());
   } else {

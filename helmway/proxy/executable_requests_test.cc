@@ -46,6 +46,13 @@ LoadedExecutableFetchExecuteResultRequest Fetch(uint64_t status) {
 
 class ExecutableRequestsTest : public SessionTest {
  protected:
+  uint64_t LoadModule(const xla::HloModuleProto& module) {
+    cluster::CompiledProgram program = Compiled({});
+    program.optimized_hlo = module.SerializeAsString();
+    const uint64_t op_id = client().Send(CompileFor({10}));
+    link().AnswerCompile(link().compiling().back(), std::move(program));
+    return client().AnswerTo(op_id).response.compile_response().loaded_executable_handle();
+  }
   // One f32[4] in, one out, on the first device.
   uint64_t LoadOneToOne(std::vector<int32_t> donated = {}) {
     return client().Load({.parameters = {{{4}}}, .outputs = {{{4}}}, .donated = std::move(donated)});
@@ -624,15 +631,38 @@ TEST_F(CostAnalysisTest, NoNumbersAreAnAnswerToo) {
   EXPECT_TRUE(client().AnswerTo(op_id).response.loaded_executable_cost_analysis_response().has_attributes());
 }
 
+TEST_F(CostAnalysisTest, AreCountedWhereThePluginHasNone) {
+  xla::HloModuleProto module;
+  module.set_entry_computation_id(1);
+  xla::HloComputationProto& entry = *module.add_computations();
+  entry.set_id(1);
+  for (const char* opcode : {"parameter", "negate", "negate"}) {
+    xla::HloInstructionProto& instruction = *entry.add_instructions();
+    instruction.set_id(entry.instructions_size());
+    instruction.set_opcode(opcode);
+    if (entry.instructions_size() > 1) instruction.add_operand_ids(entry.instructions_size() - 1);
+    instruction.mutable_shape()->set_element_type(xla::F32);
+    instruction.mutable_shape()->add_dimensions(4);
+  }
+  const uint64_t op_id = client().Send(About<LoadedExecutableCostAnalysisRequest>(LoadModule(module)));
+  link().AnswerCostAnalysis(1, absl::UnimplementedError("no costs"));
+  const Answer answer = client().AnswerTo(op_id);
+  const auto& attributes =
+      answer.response.loaded_executable_cost_analysis_response().attributes().attributes();
+  EXPECT_EQ(attributes.size(), 2u);
+  EXPECT_EQ(attributes.at("flops").float_value(), 8);
+  EXPECT_EQ(attributes.at("bytes accessed").float_value(), 64);
+}
+
 // Errors are in the response: clients cannot read an error in its place.
 TEST_F(CostAnalysisTest, ErrorsAreInsideTheResponse) {
   const uint64_t program = LoadOneToOne();
   uint64_t op_id = client().Send(About<LoadedExecutableCostAnalysisRequest>(program));
-  link().AnswerCostAnalysis(1, absl::UnimplementedError("no costs"));
+  link().AnswerCostAnalysis(1, absl::InternalError("no costs"));
   Answer answer = client().AnswerTo(op_id);
   EXPECT_THAT(answer.status, IsOk());
   EXPECT_EQ(wire::StatusFromProto(answer.response.loaded_executable_cost_analysis_response().status()),
-            absl::UnimplementedError("no costs"));
+            absl::InternalError("no costs"));
   answer = client().Ask(About<LoadedExecutableCostAnalysisRequest>(99));
   EXPECT_THAT(answer.status, IsOk());
   EXPECT_THAT(wire::StatusFromProto(answer.response.loaded_executable_cost_analysis_response().status()),
@@ -645,13 +675,6 @@ class ProgramTextTest : public ExecutableRequestsTest {
  protected:
   Answer Text(uint64_t program) {
     return client().Ask(About<LoadedExecutableHumanReadableProgramTextRequest>(program));
-  }
-  uint64_t LoadModule(const xla::HloModuleProto& module) {
-    cluster::CompiledProgram program = Compiled({});
-    program.optimized_hlo = module.SerializeAsString();
-    const uint64_t op_id = client().Send(CompileFor({10}));
-    link().AnswerCompile(link().compiling().back(), std::move(program));
-    return client().AnswerTo(op_id).response.compile_response().loaded_executable_handle();
   }
 };
 
