@@ -151,7 +151,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
   // Options about dumps are for us, not for the plugin, which would write wherever they say.
   cluster::CompileProgram command = given;
   HELMWAY_ASSIGN_OR_RETURN(const std::optional<DumpRequest> dump, TakeDumpOptions(command.options));
-  const auto compile = [this, target, given, command, dump] {
+  const auto compile = [&] {
     return dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command);
   };
   if (cache_ == nullptr || !target.cached) return compile();
@@ -162,9 +162,9 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
   if (lease.entry() != nullptr && !(dump && Matches(*dump, lease.entry()->program.name))) {
     absl::StatusOr<Compiled> foreseen = Foresee(target, *lease.entry(), command.options);
     if (foreseen.ok() && !target.several) {
-      foreseen->load = [this, target, options = command.options, compile, program = foreseen->program,
-                        lease = std::move(lease)]() mutable {
-        return LoadOrCompile(target, options, program, compile, std::move(lease));
+      foreseen->load = [this, target, &given, options = std::move(command.options), dump,
+                        program = foreseen->program, lease = std::move(lease)]() mutable {
+        return LoadOrCompile(target, given, options, dump, program, std::move(lease));
       };
       return foreseen;
     }
@@ -233,13 +233,17 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::Load(
 }
 
 absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::LoadOrCompile(
-    const Target& target, const std::string& options, const cluster::CompiledProgram& foreseen,
-    const std::function<absl::StatusOr<Compiled>()>& compile, cache::CompileCache::Lease lease) {
+    const Target& target, const cluster::CompileProgram& given, const std::string& options,
+    const std::optional<DumpRequest>& dump, const cluster::CompiledProgram& foreseen,
+    cache::CompileCache::Lease lease) {
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded =
       Load(target, *lease.entry(), options, foreseen);
   if (loaded.ok()) return loaded;
   lease.Reject(loaded.status());
-  HELMWAY_ASSIGN_OR_RETURN(Compiled compiled, compile());
+  cluster::CompileProgram command = given;
+  command.options = options;
+  HELMWAY_ASSIGN_OR_RETURN(Compiled compiled,
+                           dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command));
   Publish(target, compiled, lease);
   // The client has been told of the other one.
   if (compiled.program.outline != foreseen.outline || compiled.program.devices != foreseen.devices ||

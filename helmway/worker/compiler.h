@@ -1,7 +1,6 @@
 #ifndef HELMWAY_WORKER_COMPILER_H_
 #define HELMWAY_WORKER_COMPILER_H_
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,7 +28,8 @@ class Compiler {
   struct Compiled {
     std::unique_ptr<pjrt::LoadedExecutable> executable;
     // Set in place of `executable` if the program is known from the cache: makes it, which takes as long as
-    // the plugin needs to load the code. Once, with a deep stack as well, while the compiler lives.
+    // the plugin needs to load the code. Once, with a deep stack as well, while the compiler and the command
+    // live.
     absl::AnyInvocable<absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>>()> load;
     // What the proxy is told. The same whether the program was compiled or came from the cache.
     cluster::CompiledProgram program;
@@ -79,10 +79,12 @@ class Compiler {
                                                                const cache::Entry& entry,
                                                                const std::string& options,
                                                                const cluster::CompiledProgram& foreseen);
-  // The same, or of the program that `compile` makes if the entry is of no use.
+  // The same, or what is compiled if the entry is of no use. `options`: those of the command without what is
+  // in `dump`.
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> LoadOrCompile(
-      const Target& target, const std::string& options, const cluster::CompiledProgram& foreseen,
-      const std::function<absl::StatusOr<Compiled>()>& compile, cache::CompileCache::Lease lease);
+      const Target& target, const cluster::CompileProgram& given, const std::string& options,
+      const std::optional<DumpRequest>& dump, const cluster::CompiledProgram& foreseen,
+      cache::CompileCache::Lease lease);
   void Publish(const Target& target, const Compiled& compiled, cache::CompileCache::Lease& lease);
 
   const std::shared_ptr<pjrt::Client> client_;
