@@ -46,15 +46,17 @@ def test_clients_are_told_what_is_missing(start):
     cluster.wait_ready(1)
     cluster.workers[1].end(signal.SIGKILL)
     cluster.wait_ready(0)
-    nobody = Proxy(start, "localhost:1")
-    code, text = nobody.refusal()
-    assert code == grpc.StatusCode.UNAVAILABLE
-    assert "the resource manager at localhost:1 is not reached" in text
+
+    def wait_refused(by, text):
+        """Until a proxy knows why; it refuses from its start."""
+        deadline = time.monotonic() + seconds(60)
+        while text not in (refusal := by.refusal())[1]:
+            assert time.monotonic() < deadline, refusal
+            assert refusal[0] == grpc.StatusCode.UNAVAILABLE
+
+    wait_refused(Proxy(start, "localhost:1"), "the resource manager at localhost:1 is not reached")
     proxy = Proxy(start, cluster.address)
-    deadline = time.monotonic() + seconds(60)
-    while "worker 1 of slice 0 is" not in (refusal := proxy.refusal())[1]:
-        assert time.monotonic() < deadline, refusal
-        assert refusal[0] == grpc.StatusCode.UNAVAILABLE
+    wait_refused(proxy, "worker 1 of slice 0 is")
     cluster.start_worker(1)
     proxy.wait_placed(0)
     assert proxy.refusal() is None
