@@ -251,3 +251,63 @@ def test_a_worker_that_cannot_start_ends_the_command(helmway_binary, tmp_path):
         env=clean_environment(), capture_output=True, text=True, timeout=60, check=False,
     )
     assert done.returncode == 1 and "worker 0" in done.stderr and str(plugin) in done.stderr, done.stderr
+
+
+# Callbacks hold up what depends on them for as long as the client likes; what is commanded meanwhile has its place
+# in the queues of the devices before that.
+LATE = '''
+import threading
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+
+a0, a1, b0, b1 = jax.devices()  # two workers
+may_go_on = threading.Event()
+
+
+def wait(x):
+    assert may_go_on.wait(60)
+    return x
+
+
+@jax.jit
+def late(x):
+    return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+double = jax.jit(lambda x: x * 2)
+consume = jax.jit(lambda x: x + 1, donate_argnums=0)
+add = jax.jit(jnp.add)
+of_b = NamedSharding(Mesh(np.array([b0, b1]), ("x",)), P("x"))
+of_both = NamedSharding(Mesh(np.array([a0, b0]), ("x",)), P("x"))
+total = jax.jit(lambda x: x.sum())  # with an all-reduce
+four = np.arange(4.0, dtype=np.float32)
+on = jax.device_put
+may_go_on.set()
+jax.block_until_ready([late(on(four, b0)), [double(on(four, d)) for d in (a0, b0)], consume(on(four, b0)),
+                       add(on(four, b0), on(four, b0)), total(on(four, of_b)), total(on(four, of_both))])
+may_go_on.clear()
+
+# There and back again, to the queue that the first part is not in yet.
+first = double(late(on(four, b0)))
+last = double(on(double(on(first, a0)), b0))
+# Gone before what was commanded earlier has run.
+given = on(four, b0)
+sum_ = add(first, given)
+after = consume(given)
+# A part on the other worker waits for the first, and this worker's part for that; the next wants the devices alone.
+parts = [on(first, a0)[:2], on(four, b0)[:2]]
+both = total(jax.make_array_from_single_device_arrays((4,), of_both, parts))
+alone = total(on(four, of_b))
+may_go_on.set()
+np.testing.assert_array_equal(last, four * 8)
+np.testing.assert_array_equal(sum_, four * 3)
+np.testing.assert_array_equal(after, four + 1)
+assert float(both) == 3.0 and float(alone) == 6.0, (both, alone)
+print("done")
+'''
+
+
+def test_what_is_commanded_later_waits_for_nothing_behind_it(start):
+    server = start("--workers", "2", "--devices-per-worker", "2")
+    assert run_python(LATE, env=server.environment()).stdout == "done\n"
+    assert server.close() == 0

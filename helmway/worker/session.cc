@@ -41,9 +41,9 @@ absl::Status UsedAndDonated(int32_t donated, int32_t used) {
       " donates what argument ", used, " uses, like f(donate(a), a)"));
 }
 
-// Calls `done` once when all slots are done, failed or not: on this thread, or where the last one is
+// Calls `done` once when all of these are done, failed or not: on this thread, or where the last one is
 // finished.
-void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done) {
+void WhenDone(const std::vector<async::CompletionRef>& events, absl::AnyInvocable<void()> done) {
   struct State {
     std::atomic<size_t> remaining;
     absl::AnyInvocable<void()> done;
@@ -52,14 +52,20 @@ void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done
       if (remaining.fetch_sub(1) == 1) done();
     }
   };
-  // One more than the slots, for this call: so that an empty list is answered, and not before all are asked.
+  // One more than the events, for this call: so that an empty list is answered, and not before all are asked.
   auto state = std::make_shared<State>();
-  state->remaining.store(slots.size() + 1);
+  state->remaining.store(events.size() + 1);
   state->done = std::move(done);
-  for (const SlotRef& slot : slots) {
-    slot->ready->OnDone([state](const absl::Status&) { state->OneDone(); });
+  for (const async::CompletionRef& event : events) {
+    event->OnDone([state](const absl::Status&) { state->OneDone(); });
   }
   state->OneDone();
+}
+
+void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done) {
+  std::vector<async::CompletionRef> events;
+  for (const SlotRef& slot : slots) events.push_back(slot->ready);
+  WhenDone(events, std::move(done));
 }
 
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
@@ -277,9 +283,6 @@ void Session::Execute(cluster::Launch launch) {
           }
         }
       }
-      if (calls_back) {
-        for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
-      }
     }
     for (size_t d = 0; d < devices; ++d) {
       LaunchPart& part = parts[d];
@@ -294,6 +297,12 @@ void Session::Execute(cluster::Launch launch) {
         slot->late.store(late, std::memory_order_relaxed);
         if (!closed_) slots_[launch.results[i].at(d)] = slot;
         part.results.push_back(std::move(slot));
+      }
+    }
+    if (late) {
+      // What is commanded after it may run before it.
+      for (LaunchPart& part : parts) {
+        for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
       }
     }
     // On one device the plugin would refuse the run and on others begin it, so that they wait for the first.
@@ -322,33 +331,50 @@ void Session::Execute(cluster::Launch launch) {
 }
 
 void Session::Enqueue(LaunchRef record) {
-  std::vector<SlotRef> late;
+  std::vector<async::CompletionRef> awaited;
   for (const LaunchPart& part : record->parts()) {
     for (const SlotRef& slot : part.arguments) {
-      if (slot->is_late()) late.push_back(slot);
+      if (slot->is_late()) awaited.push_back(slot->ready);
     }
   }
-  const async::CompletionRef loaded = record->program().loaded;
+  if (!record->program().loaded->done()) awaited.push_back(record->program().loaded);
+  const auto is_done = [](const async::CompletionRef& event) { return event->done(); };
+  entering_.erase(std::remove_if(entering_.begin(), entering_.end(), is_done), entering_.end());
   if (record->program().spans_workers) {
+    // Other workers may get from those what their parts of this launch wait for, while this part has a place
+    // before them and keeps its device busy.
+    awaited.insert(awaited.end(), entering_.begin(), entering_.end());
     const uint64_t announced = worker_->sequencer().Announce(std::move(record));
-    WhenDone(late, [worker = worker_, announced] { worker->sequencer().SetReady(announced); });
-  } else if (late.empty() && loaded->done()) {
-    worker_->sequencer().Enqueue(record);
-  } else {
-    // The launch gives its results up when it ends.
-    std::vector<SlotRef> results;
-    for (const LaunchPart& part : record->parts()) {
-      results.insert(results.end(), part.results.begin(), part.results.end());
+    WhenDone(awaited, [worker = worker_, announced] { worker->sequencer().SetReady(announced); });
+  } else if (awaited.empty()) {
+    // If it was late when it was commanded, that is over.
+    const std::vector<SlotRef>& results = record->parts()[0].results;
+    if (results.empty() || !results[0]->late.load(std::memory_order_relaxed)) {
+      worker_->sequencer().Enqueue(record);
+    } else {
+      EnterQueues(worker_, std::move(record));
     }
-    auto enqueue = [worker = worker_, record = std::move(record), results = std::move(results)] {
-      worker->sequencer().Enqueue(record);
-      // What comes after this has its place behind it in the queues.
-      for (const SlotRef& slot : results) slot->late.store(false, std::memory_order_release);
-    };
-    loaded->OnDone([late = std::move(late), enqueue = std::move(enqueue)](const absl::Status&) mutable {
-      WhenDone(late, std::move(enqueue));
+  } else {
+    entering_.push_back(base::MakeRef<async::Completion>());
+    WhenDone(awaited, [worker = worker_, record = std::move(record), entered = entering_.back()]() mutable {
+      EnterQueues(worker, std::move(record));
+      entered->Finish(absl::OkStatus());
     });
   }
+}
+
+void Session::EnterQueues(Worker* worker, LaunchRef record) {
+  // The launch gives its results up when it ends.
+  std::vector<SlotRef> results;
+  std::vector<ReadHold> holds;
+  for (LaunchPart& part : record->parts()) {
+    results.insert(results.end(), part.results.begin(), part.results.end());
+    for (ReadHold& hold : part.holds) holds.push_back(std::move(hold));
+    part.holds.clear();
+  }
+  worker->sequencer().Enqueue(record);
+  // What comes after this has its place behind it in the queues.
+  for (const SlotRef& slot : results) slot->late.store(false, std::memory_order_release);
 }
 
 void Session::Flush() {
@@ -480,6 +506,8 @@ void Session::Receive(cluster::ReceiveBuffers command) {
     const cluster::BufferId buffer = command.results.at(i);
     Receiving receiving{command.devices[i], command.memory_kind, command.default_layout,
                         base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr)};
+    // What it comes from may wait for launches that are not in the queues here yet.
+    receiving.slot->late.store(true, std::memory_order_relaxed);
     absl::StatusOr<cluster::HostContents> contents;
     {
       base::MutexLock lock(&mu_);

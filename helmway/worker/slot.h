@@ -39,7 +39,8 @@ class Slot final : public base::RefCounted<Slot> {
   // Without a producer, but the end of a launch finishes it, also when the session ends.
   bool awaits_launch = false;
   // Filled after something that no thread may wait for that serves others: a client that answers its
-  // program's calls, or the loading of a program. False again once only work that is in the queues is left.
+  // program's calls, the loading of a program, or what another worker sends. False again once only work that
+  // is in the queues is left.
   std::atomic<bool> late{false};
   bool is_late() const { return late.load(std::memory_order_acquire) && !ready->done(); }
   // Of the command that makes the contents. Set before that can fail.
