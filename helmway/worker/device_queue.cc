@@ -1,5 +1,6 @@
 #include "helmway/worker/device_queue.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -68,9 +69,19 @@ void DeviceQueue::WaitUntilIdle() {
   while (in_flight_ > 0) finished_.Wait(&mu_);
 }
 
-void DeviceQueue::LaunchStarted() {
+void DeviceQueue::WaitForTurnOf(absl::Span<const async::CompletionRef> pending) {
+  base::MutexLock lock(&mu_);
+  const auto is_last = [last = last_.get()](const async::CompletionRef& event) {
+    return event.get() == last;
+  };
+  if (last_ && std::any_of(pending.begin(), pending.end(), is_last)) return;
+  while (in_flight_ > 0) finished_.Wait(&mu_);
+}
+
+void DeviceQueue::LaunchStarted(async::CompletionRef done) {
   base::MutexLock lock(&mu_);
   ++in_flight_;
+  last_ = std::move(done);
 }
 
 void DeviceQueue::LaunchFinished() {

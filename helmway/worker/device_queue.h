@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/types/span.h"
+#include "helmway/async/completion.h"
 #include "helmway/base/mutex.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/launch.h"
@@ -42,7 +44,14 @@ class DeviceQueue {
   // For the queue's own thread, while it runs a part.
   void WaitForRoom();
   void WaitUntilIdle();
-  void LaunchStarted();
+  // Until a part whose collectives wait for other workers may be handed over. The plugin gives a thread to
+  // each run that has begun, for as long as its collectives take, and may have no more threads than devices:
+  // two such runs of one device could keep another device's from beginning, for which they wait. So this one
+  // must be alone, or begin only when the last one is over, since it needs its results. `pending`: events of
+  // its inputs.
+  void WaitForTurnOf(absl::Span<const async::CompletionRef> pending);
+  // `done`: of a part with such collectives; null for others.
+  void LaunchStarted(async::CompletionRef done);
   // Any thread.
   void LaunchFinished();
 
@@ -59,6 +68,8 @@ class DeviceQueue {
   base::CondVar finished_;
   std::deque<Item> items_ ABSL_GUARDED_BY(mu_);
   int in_flight_ ABSL_GUARDED_BY(mu_) = 0;
+  // Of the part that was handed over last, if its collectives wait for other workers.
+  async::CompletionRef last_ ABSL_GUARDED_BY(mu_);
   bool running_ ABSL_GUARDED_BY(mu_) = false;  // some thread runs a part
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;

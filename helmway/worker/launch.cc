@@ -95,6 +95,7 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     arguments.push_back(&argument->buffer);
     if (!argument->ready->done()) pending.push_back(argument->ready);
   }
+  if (share_ != nullptr) queue->WaitForTurnOf(pending);
   absl::InlinedVector<pjrt::Buffer, 8> outputs(program_->executable->num_outputs());
   pjrt::Event complete;
   pjrt::ExecuteOptions options;
@@ -121,7 +122,7 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   for (size_t i = 0; i < outputs.size() && i < part.results.size(); ++i) {
     if (!program_->token_outputs[i]) part.results[i]->buffer = std::move(outputs[i]);
   }
-  queue->LaunchStarted();
+  queue->LaunchStarted(share_ != nullptr ? part.done : async::CompletionRef());
   complete.OnReady([launch = LaunchRef(this), index, queue, pending](absl::Status outcome) {
     // Before the results are ready, so that a program that waits for them finds room at once.
     queue->LaunchFinished();
