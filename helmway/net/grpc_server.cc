@@ -58,6 +58,7 @@ GrpcServer::~GrpcServer() { Shutdown(); }
 
 void GrpcServer::Shutdown() {
   if (server_ == nullptr) return;
+  for (PolledService* with_queue : polled_) with_queue->BeforeShutdown();
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
   for (PolledService* with_queue : polled_) with_queue->Stop();

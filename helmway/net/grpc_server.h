@@ -20,6 +20,8 @@ class PolledService {
   virtual void AddQueues(grpc::ServerBuilder& builder) = 0;
   // The server runs.
   virtual void Start() = 0;
+  // The server is about to shut down.
+  virtual void BeforeShutdown() {}
   // The server has shut down: all calls are cancelled. Returns when all have ended.
   virtual void Stop() = 0;
 };

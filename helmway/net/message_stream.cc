@@ -219,6 +219,7 @@ class ServiceImpl final : public MessageStreamService {
     builder.RegisterAsyncGenericService(&service_);
   }
   void Start() override;
+  void BeforeShutdown() override { ends_.store(true); }
   void Stop() override {
     live_.WaitForNone();
     queue_->Shutdown();
@@ -228,6 +229,7 @@ class ServiceImpl final : public MessageStreamService {
  private:
   friend class AcceptedEnd;
   const std::vector<Method> methods_;
+  std::atomic<bool> ends_{false};
   grpc::AsyncGenericService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   LiveEnds live_;
@@ -293,7 +295,8 @@ class AcceptedEnd final : public End {
     {
       base::MutexLock lock(&mu_);
       if (context_.IsCancelled()) {
-        end_status_ = absl::UnavailableError("the peer has gone");
+        end_status_ = service_->ends_.load() ? absl::CancelledError("the server ends")
+                                             : absl::UnavailableError("the peer has gone");
         no_more_ = true;
         DropQueue();
         WriteNext();

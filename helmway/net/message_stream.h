@@ -57,7 +57,8 @@ class MessageStreamService : public PolledService {
   };
 
   // A service for all methods that no other service of the server has; streams of other methods are refused
-  // with UNIMPLEMENTED. All are served by one thread.
+  // with UNIMPLEMENTED. All are served by one thread. Streams that end because the server does end with
+  // CANCELLED here, those whose peer has gone with UNAVAILABLE.
   static std::unique_ptr<MessageStreamService> Create(std::vector<Method> methods);
 };
 

@@ -178,8 +178,10 @@ TEST_F(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   stream->Send(Message("a"));
   receiver_->WaitForMessages(1);
+  const auto accepted = Accepted();
   server_->Shutdown();
   EXPECT_FALSE(receiver_->WaitForEnd().ok());
+  EXPECT_EQ(accepted->WaitForEnd().code(), absl::StatusCode::kCancelled);
   auto again = std::make_shared<Receiver>();
   client_.Open(channel_, "/test/Echo", again);
   EXPECT_EQ(again->WaitForEnd().code(), absl::StatusCode::kUnavailable);

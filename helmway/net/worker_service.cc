@@ -160,10 +160,11 @@ class PeerReceiver final : public MessageReceiver {
     const absl::Status status = Take(message);
     if (!status.ok()) stream_->Close(status);
   }
-  void OnEnd(const absl::Status& /*status*/) override {
+  void OnEnd(const absl::Status& status) override {
     stream_ = nullptr;
     if (transfers_) transfers_->Fail(absl::DataLossError("the worker that was sending this is lost"));
-    if (!transfers_ || peer_.address.empty()) return;
+    // If it is this worker that ends, the peers will notice, and nothing is to be said of them.
+    if (!transfers_ || peer_.address.empty() || absl::IsCancelled(status)) return;
     if (const auto collectives = sessions_->options().collectives.lock()) {
       collectives->PeerLost(peer_, absl::UnavailableError("its stream has ended"));
     }
