@@ -730,8 +730,9 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
     *load = [program, load = std::move(compiled.load), cancelled = cancelled_]() mutable {
       absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> executable = SessionEnded();
       if (!cancelled->load()) executable = load();
-      if (executable.ok()) program->executable = *std::move(executable);
-      program->loaded->Finish(executable.status());
+      const absl::Status status = executable.status();
+      if (status.ok()) program->executable = *std::move(executable);
+      program->loaded->Finish(status);
     };
   }
   base::MutexLock lock(&mu_);
