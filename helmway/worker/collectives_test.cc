@@ -84,6 +84,9 @@ class Program {
     results_.push_back(result);
   }
 
+  // Every device doubles its argument first.
+  void DoubleFirst() { doubles_ = true; }
+
   std::string Text() const {
     const bool partitions = mode_ == Mode::kPartitions;
     std::string text =
@@ -110,12 +113,14 @@ class Program {
       absl::StrAppend(&text,
                       "    %c = stablehlo.custom_call @Sharding(%arg) {mhlo.sharding = ", tiles(dims_.size()),
                       "} : (", full, ") -> ", full,
-                      "\n    %x = stablehlo.custom_call @SPMDFullToShardShape(%c) {mhlo.sharding = "
+                      "\n    %own = stablehlo.custom_call @SPMDFullToShardShape(%c) {mhlo.sharding = "
                       "\"{manual}\"} : (",
                       full, ") -> ", part, "\n");
     } else {
-      absl::StrAppend(&text, "    %x = stablehlo.optimization_barrier %arg : ", part, "\n");
+      absl::StrAppend(&text, "    %own = stablehlo.optimization_barrier %arg : ", part, "\n");
     }
+    absl::StrAppend(&text, "    %x = stablehlo.",
+                    doubles_ ? "add %own, %own : " : "optimization_barrier %own : ", part, "\n");
     absl::StrAppend(&text, body_);
     std::vector<std::string> names, types;
     for (size_t r = 0; r < results_.size(); ++r) {
@@ -139,6 +144,7 @@ class Program {
   const Type type_;
   const int devices_;
   const std::vector<int64_t> dims_;
+  bool doubles_ = false;
   std::string body_;
   std::vector<std::vector<int64_t>> results_;
 };
@@ -208,8 +214,8 @@ class CollectivesTest : public WorkerGroupTest {
   }
 
   StatusAnswer Launch(cluster::LaunchId id, cluster::ExecutableId executable, cluster::BufferId arguments,
-                      cluster::BufferId results, size_t num_results = 1) {
-    const auto devices = static_cast<uint32_t>(devices_.size());
+                      cluster::BufferId results, size_t num_results = 1, size_t num_devices = 0) {
+    const auto devices = static_cast<uint32_t>(num_devices == 0 ? devices_.size() : num_devices);
     StatusAnswer done;
     cluster::Launch launch;
     launch.id = id;
@@ -504,6 +510,58 @@ TEST_F(CollectivesTest, ManyIndependentLaunches) {
   constexpr cluster::BufferId kLaunches = 300;
   for (cluster::BufferId i = 0; i < kLaunches; ++i) Launch(static_cast<int64_t>(i) + 1, 1, 1, 5 + 4 * i);
   for (cluster::BufferId i = 0; i < kLaunches; ++i) EXPECT_THAT(*Read(5 + 4 * i), ElementsAre(4, 6));
+}
+
+class FewThreadsTest : public CollectivesTest {
+ protected:
+  // XLA takes the number of its threads from there.
+  FewThreadsTest() { setenv("NPROC", "2", /*overwrite=*/1); }
+  ~FewThreadsTest() override { unsetenv("NPROC"); }
+
+  // So many that the plugin gives the program a thread of its pool.
+  static constexpr int64_t kLarge = 1 << 16;
+  static std::vector<float> Large(float value) { return std::vector<float>(kLarge, value); }
+
+  // Doubles numbers and sums them over all devices.
+  static std::string SumOfDoubled(int devices, const std::string& group) {
+    Program program(Mode::kPartitions, kF32, {kLarge}, devices);
+    program.DoubleFirst();
+    program.Add("all_reduce", "add", Groups(group, 1, devices), {kLarge});
+    return program.Text();
+  }
+};
+
+// The plugin keeps a thread for each run that waits in a collective. If two of one device begin, another
+// device's part of the first may find none.
+TEST_F(FewThreadsTest, RunsThatDoNotNeedEachOther) {
+  const std::vector<std::vector<size_t>> places = {{0, 1, 2, 3}, {0, 3}, {1, 2}, {1, 3}};
+  for (cluster::ExecutableId e = 1; e <= places.size(); ++e) {
+    std::vector<cluster::DeviceId> devices;
+    for (const size_t place : places[e - 1]) devices.push_back(devices_[place]);
+    const auto count = static_cast<int>(devices.size());
+    Answer<absl::StatusOr<cluster::CompiledProgram>> answer;
+    session_->Compile({.executable = e,
+                       .code = SumOfDoubled(count, count == 4 ? kAll : "[[0, 1]]"),
+                       .options = Options(Mode::kPartitions, devices),
+                       .devices = devices},
+                      answer);
+    ASSERT_TRUE(answer.Wait().ok()) << answer.Wait().status();
+    for (size_t i = 0; i < devices.size(); ++i) Put(10 * e + i, Large(1), devices[i]);
+  }
+  cluster::LaunchId launch = 0;
+  for (int round = 0; round < 300; ++round) {
+    std::vector<StatusAnswer> answers;
+    const cluster::BufferId first = 1000 + static_cast<cluster::BufferId>(round) * 100;
+    cluster::ExecutableId last = 0;
+    for (cluster::BufferId i = 0; i < 5; ++i) {
+      last = 1 + random_() % places.size();
+      answers.push_back(
+          Launch(++launch, last, 10 * last, first + 10 * i, /*num_results=*/1, places[last - 1].size()));
+    }
+    for (const StatusAnswer& answer : answers) ASSERT_TRUE(answer.Wait().ok()) << answer.Wait();
+    ASSERT_EQ(*Read(first + 40), Large(2.0F * static_cast<float>(places[last - 1].size())));
+    session_->Delete({{first, 100, {}}});
+  }
 }
 
 TEST_F(CollectivesTest, AFailedInputOfOneDeviceFailsAll) {
