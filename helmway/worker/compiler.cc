@@ -111,20 +111,20 @@ Compiler::~Compiler() {
   if (identify_.joinable()) identify_.join();
 }
 
-absl::StatusOr<std::string> Compiler::KeyOf(const Target& target, const cluster::CompileProgram& command) {
+absl::StatusOr<std::string> Compiler::KeyOf(const Target& target, const std::string& code,
+                                            const std::string& options) {
   identified_.WaitForNotification();
   HELMWAY_RETURN_IF_ERROR(plugin_.status());
-  HELMWAY_ASSIGN_OR_RETURN(
-      const std::string options,
-      program::CompileOptionsForKey(command.options, /*devices_matter=*/!code_is_for_host_));
+  HELMWAY_ASSIGN_OR_RETURN(const std::string options_for_key,
+                           program::CompileOptionsForKey(options, /*devices_matter=*/!code_is_for_host_));
   const absl::Span<pjrt::Device* const> all = client_->addressable_devices();
   std::string devices(all.empty() ? "" : all[0]->kind());
   if (target.several) {
     absl::StrAppend(&devices, " of several workers, ", target.several->replicas, " x ",
                     target.several->partitions);
   }
-  return cache::MakeKey({.program = program::WithoutSourceLocations(command.code),
-                         .options = options,
+  return cache::MakeKey({.program = program::WithoutSourceLocations(code),
+                         .options = options_for_key,
                          .plugin = *plugin_,
                          .devices = devices,
                          .host = host_});
@@ -146,35 +146,32 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileForSeveral(std::shared_ptr<p
 }
 
 absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
-                                                        const cluster::CompileProgram& given) {
-  if (given.only_to_see) return CompileAnew(target, given);
+                                                        const cluster::CompileProgram& command) {
+  if (command.only_to_see) return CompileAnew(target, command.code, command.options);
   // Options about dumps are for us, not for the plugin, which would write wherever they say.
-  cluster::CompileProgram command = given;
-  HELMWAY_ASSIGN_OR_RETURN(const std::optional<DumpRequest> dump, TakeDumpOptions(command.options));
-  const auto compile = [&] {
-    return dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command);
-  };
-  if (cache_ == nullptr || !target.cached) return compile();
-  const absl::StatusOr<std::string> key = KeyOf(target, command);
-  if (!key.ok()) return compile();
+  std::string options = command.options;
+  HELMWAY_ASSIGN_OR_RETURN(const std::optional<DumpRequest> dump, TakeDumpOptions(options));
+  if (cache_ == nullptr || !target.cached) return CompileNow(target, command, options, dump);
+  const absl::StatusOr<std::string> key = KeyOf(target, command.code, options);
+  if (!key.ok()) return CompileNow(target, command, options, dump);
   cache::CompileCache::Lease lease = cache_->Acquire(*key, *plugin_);
   // There is nothing to dump of a program that is not compiled.
   if (lease.entry() != nullptr && !(dump && Matches(*dump, lease.entry()->program.name))) {
-    absl::StatusOr<Compiled> foreseen = Foresee(target, *lease.entry(), command.options);
+    absl::StatusOr<Compiled> foreseen = Foresee(target, *lease.entry(), options);
     if (foreseen.ok() && !target.several) {
-      foreseen->load = [this, target, &given, options = std::move(command.options), dump,
+      foreseen->load = [this, target, &command, options = std::move(options), dump,
                         program = foreseen->program, lease = std::move(lease)]() mutable {
-        return LoadOrCompile(target, given, options, dump, program, std::move(lease));
+        return LoadOrCompile(target, command, options, dump, program, std::move(lease));
       };
       return foreseen;
     }
     // Of no use later, but this is how to know that the workers will be able to load it.
     absl::Status status = foreseen.status();
-    if (status.ok()) status = Load(target, *lease.entry(), command.options, foreseen->program).status();
+    if (status.ok()) status = Load(target, *lease.entry(), options, foreseen->program).status();
     if (status.ok()) return foreseen;
     lease.Reject(status);
   }
-  absl::StatusOr<Compiled> compiled = compile();
+  absl::StatusOr<Compiled> compiled = CompileNow(target, command, options, dump);
   if (compiled.ok() && lease.entry() == nullptr) Publish(target, *compiled, lease);
   return compiled;
 }
@@ -233,17 +230,14 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::Load(
 }
 
 absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::LoadOrCompile(
-    const Target& target, const cluster::CompileProgram& given, const std::string& options,
+    const Target& target, const cluster::CompileProgram& command, const std::string& options,
     const std::optional<DumpRequest>& dump, const cluster::CompiledProgram& foreseen,
     cache::CompileCache::Lease lease) {
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded =
       Load(target, *lease.entry(), options, foreseen);
   if (loaded.ok()) return loaded;
   lease.Reject(loaded.status());
-  cluster::CompileProgram command = given;
-  command.options = options;
-  HELMWAY_ASSIGN_OR_RETURN(Compiled compiled,
-                           dump ? CompileAndDump(target, given, *dump) : CompileAnew(target, command));
+  HELMWAY_ASSIGN_OR_RETURN(Compiled compiled, CompileNow(target, command, options, dump));
   Publish(target, compiled, lease);
   // The client has been told of the other one.
   if (compiled.program.outline != foreseen.outline || compiled.program.devices != foreseen.devices ||
@@ -255,20 +249,27 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::LoadOrCompile(
   return std::move(compiled.executable);
 }
 
+absl::StatusOr<Compiler::Compiled> Compiler::CompileNow(const Target& target,
+                                                        const cluster::CompileProgram& command,
+                                                        const std::string& options,
+                                                        const std::optional<DumpRequest>& dump) {
+  return dump ? CompileAndDump(target, command, *dump) : CompileAnew(target, command.code, options);
+}
+
 absl::StatusOr<Compiler::Compiled> Compiler::CompileAndDump(const Target& target,
                                                             const cluster::CompileProgram& command,
                                                             const DumpRequest& request) {
   Dumps::Compile dump;
   dump.request = request;
-  cluster::CompileProgram with_dump = command;
+  std::string options = command.options;
   if (absl::StatusOr<std::string> directory = dumps_->MakeDirectory(); directory.ok()) {
     dump.directory = *std::move(directory);
-    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(with_dump.options, dump.directory).status());
+    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(options, dump.directory).status());
   } else {
     LOG(WARNING) << "XLA's own files are missing in a dump: " << directory.status();
-    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(with_dump.options).status());
+    HELMWAY_RETURN_IF_ERROR(TakeDumpOptions(options).status());
   }
-  absl::StatusOr<Compiled> compiled = CompileAnew(target, with_dump);
+  absl::StatusOr<Compiled> compiled = CompileAnew(target, command.code, options);
   dump.code = command.code;
   dump.options = command.options;
   if (compiled.ok()) {
@@ -280,11 +281,11 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAndDump(const Target& target
   return compiled;
 }
 
-absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target,
-                                                         const cluster::CompileProgram& command) {
+absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, const std::string& code,
+                                                         const std::string& options) {
   pjrt::CompileRequest request;
-  request.code = command.code;
-  request.serialized_options = command.options;
+  request.code = code;
+  request.serialized_options = options;
   absl::Status prepared;
   std::optional<ReplaceCollectivesHere> replace;
   if (target.several) {

@@ -66,8 +66,13 @@ class Compiler {
 
   absl::StatusOr<Compiled> CompileFor(const Target& target, const cluster::CompileProgram& command);
   // The same for all that compiles to the same; FAILED_PRECONDITION and others: the program has none.
-  absl::StatusOr<std::string> KeyOf(const Target& target, const cluster::CompileProgram& command);
-  absl::StatusOr<Compiled> CompileAnew(const Target& target, const cluster::CompileProgram& command);
+  absl::StatusOr<std::string> KeyOf(const Target& target, const std::string& code,
+                                    const std::string& options);
+  // Past the cache. `options`: those of the command without what is in `dump`.
+  absl::StatusOr<Compiled> CompileNow(const Target& target, const cluster::CompileProgram& command,
+                                      const std::string& options, const std::optional<DumpRequest>& dump);
+  absl::StatusOr<Compiled> CompileAnew(const Target& target, const std::string& code,
+                                       const std::string& options);
   // Compiles, and has what `request` asks for written down.
   absl::StatusOr<Compiled> CompileAndDump(const Target& target, const cluster::CompileProgram& command,
                                           const DumpRequest& request);
@@ -79,10 +84,9 @@ class Compiler {
                                                                const cache::Entry& entry,
                                                                const std::string& options,
                                                                const cluster::CompiledProgram& foreseen);
-  // The same, or what is compiled if the entry is of no use. `options`: those of the command without what is
-  // in `dump`.
+  // The same, or what is compiled if the entry is of no use.
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> LoadOrCompile(
-      const Target& target, const cluster::CompileProgram& given, const std::string& options,
+      const Target& target, const cluster::CompileProgram& command, const std::string& options,
       const std::optional<DumpRequest>& dump, const cluster::CompiledProgram& foreseen,
       cache::CompileCache::Lease lease);
   void Publish(const Target& target, const Compiled& compiled, cache::CompileCache::Lease& lease);
