@@ -29,7 +29,6 @@ namespace helmway::apps {
 namespace {
 
 constexpr absl::Duration kBetweenAttempts = absl::Seconds(1);
-constexpr size_t kMaxConnectThreads = 32;
 constexpr size_t kMaxReasons = 3;  // missing workers that a refusal names
 
 // One worker of a lease, in one of its lives.
@@ -302,37 +301,31 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
            });
   }
 
-  // Blocks.
-  absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectTo(const Member& member) {
-    if (Stopping()) return absl::CancelledError("the server ends");
-    auto on_lost = [signal = signal_](const absl::Status& status) {
-      LOG(WARNING) << status.message();
-      signal->Set();
-    };
-    return net::ConnectToWorker({.address = member.address,
-                                 .name = member.name,
-                                 .incarnation = member.incarnation,
-                                 .timeout = options_.worker_timeout,
-                                 .software = Software(),
-                                 .on_lost = std::move(on_lost),
-                                 .streams = &streams_,
-                                 .host_memory = options_.proxy.host_memory});
-  }
-
   using Link = absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>;
 
-  // All at once: one that is slow to answer keeps no other waiting. Blocks.
+  // Blocks.
   std::vector<Link> ConnectTo(const std::vector<const Member*>& members) {
-    std::vector<Link> links(members.size());
-    if (members.empty()) return links;
-    async::ThreadPool threads({.name = "connect",
-                               .threads = static_cast<int>(std::min(members.size(), kMaxConnectThreads)),
-                               .max_queued = members.size()});
-    for (size_t i = 0; i < members.size(); ++i) {
-      threads.PostOrRun([this, &links, &members, i] { links[i] = ConnectTo(*members[i]); });
+    if (Stopping()) {
+      std::vector<Link> none;
+      for (size_t i = 0; i < members.size(); ++i) none.emplace_back(absl::CancelledError("the server ends"));
+      return none;
     }
-    threads.Stop();
-    return links;
+    std::vector<net::RemoteWorkerOptions> workers;
+    for (const Member* member : members) {
+      workers.push_back({.address = member->address,
+                         .name = member->name,
+                         .incarnation = member->incarnation,
+                         .timeout = options_.worker_timeout,
+                         .software = Software(),
+                         .on_lost =
+                             [signal = signal_](const absl::Status& status) {
+                               LOG(WARNING) << status.message();
+                               signal->Set();
+                             },
+                         .streams = &streams_,
+                         .host_memory = options_.proxy.host_memory});
+    }
+    return net::ConnectToWorkers(workers);
   }
 
   // A link for a worker that is not there yet.

@@ -135,7 +135,8 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   int port() const override { return grpc_->port(); }
   absl::Status ReturnWorker(size_t number, const RemoteWorkerAddress& address) override {
     if (group_ == nullptr) return absl::InvalidArgumentError("the server has no workers of their own");
-    HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<cluster::WorkerLink> link, connect_(number, address));
+    HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<cluster::WorkerLink> link,
+                             net::ConnectToWorker(link_options_(number, address)));
     HELMWAY_RETURN_IF_ERROR(group_->Return(static_cast<cluster::WorkerIndex>(number), std::move(link)));
     LOG(WARNING) << address.name << " is back, at " << address.address;
     return absl::OkStatus();
@@ -167,24 +168,26 @@ class EmbeddedServerImpl final : public EmbeddedServer {
 
   absl::Status ConnectToWorkers(const EmbeddedServerOptions& options,
                                 const std::shared_ptr<base::HostMemoryPool>& host_memory) {
-    connect_ = [this, timeout = options.worker_timeout, told = options.on_worker_lost, host_memory](
-                   size_t number, const RemoteWorkerAddress& worker) {
+    link_options_ = [this, timeout = options.worker_timeout, told = options.on_worker_lost, host_memory](
+                        size_t number, const RemoteWorkerAddress& worker) {
       auto on_lost = [told, number, incarnation = worker.incarnation](const absl::Status& status) {
         LOG(WARNING) << status.message();
         if (told) told(number, incarnation);
       };
-      return net::ConnectToWorker({.address = worker.address,
-                                   .name = worker.name,
-                                   .incarnation = worker.incarnation,
-                                   .timeout = timeout,
-                                   .software = Software(),
-                                   .on_lost = std::move(on_lost),
-                                   .streams = &streams_,
-                                   .host_memory = host_memory});
+      return net::RemoteWorkerOptions{.address = worker.address,
+                                      .name = worker.name,
+                                      .incarnation = worker.incarnation,
+                                      .timeout = timeout,
+                                      .software = Software(),
+                                      .on_lost = std::move(on_lost),
+                                      .streams = &streams_,
+                                      .host_memory = host_memory};
     };
+    std::vector<net::RemoteWorkerOptions> links;
+    for (size_t i = 0; i < options.workers.size(); ++i) links.push_back(link_options_(i, options.workers[i]));
     std::vector<std::unique_ptr<cluster::WorkerLink>> workers;
-    for (size_t i = 0; i < options.workers.size(); ++i) {
-      HELMWAY_ASSIGN_OR_RETURN(workers.emplace_back(), connect_(i, options.workers[i]));
+    for (auto& link : net::ConnectToWorkers(links)) {
+      HELMWAY_ASSIGN_OR_RETURN(workers.emplace_back(), std::move(link));
     }
     HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<cluster::WorkerGroup> group,
                              cluster::WorkerGroup::Create(std::move(workers)));
@@ -198,9 +201,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   net::MessageStreamClient streams_;
   std::unique_ptr<cluster::WorkerLink> worker_;
   cluster::WorkerGroup* group_ = nullptr;  // worker_, if there are several
-  std::function<absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>(size_t number,
-                                                                     const RemoteWorkerAddress& worker)>
-      connect_;
+  std::function<net::RemoteWorkerOptions(size_t number, const RemoteWorkerAddress& worker)> link_options_;
   std::unique_ptr<proxy::Proxy> proxy_;
   std::unique_ptr<ClusterFront> front_;  // instead of the two
   std::unique_ptr<grpc::Service> service_;

@@ -1,5 +1,6 @@
 #include "helmway/net/remote_worker.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -658,6 +659,21 @@ absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectToWorker(const Remot
   auto worker = std::make_unique<RemoteWorker>(options);
   HELMWAY_RETURN_IF_ERROR(worker->Connect());
   return worker;
+}
+
+std::vector<absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>> ConnectToWorkers(
+    const std::vector<RemoteWorkerOptions>& workers) {
+  constexpr size_t kMaxThreads = 32;
+  std::vector<absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>> links(workers.size());
+  if (workers.empty()) return links;
+  async::ThreadPool threads({.name = "connect",
+                             .threads = static_cast<int>(std::min(workers.size(), kMaxThreads)),
+                             .max_queued = workers.size()});
+  for (size_t i = 0; i < workers.size(); ++i) {
+    threads.PostOrRun([&links, &workers, i] { links[i] = ConnectToWorker(workers[i]); });
+  }
+  threads.Stop();
+  return links;
 }
 
 }  // namespace helmway::net

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,6 +38,9 @@ struct RemoteWorkerOptions {
 // Connect blocks until the worker has described itself. UNAVAILABLE: it is not there. FAILED_PRECONDITION: it
 // speaks another version, or is another incarnation.
 absl::StatusOr<std::unique_ptr<cluster::WorkerLink>> ConnectToWorker(const RemoteWorkerOptions& options);
+// To several at the same time, so that one that is slow to answer keeps no other waiting. In their order.
+std::vector<absl::StatusOr<std::unique_ptr<cluster::WorkerLink>>> ConnectToWorkers(
+    const std::vector<RemoteWorkerOptions>& workers);
 
 }  // namespace helmway::net
 
