@@ -2,23 +2,19 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <random>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/program/testdata_testing.h"
 
 namespace helmway::program {
 namespace {
 
 std::string Program(const std::string& name) {
-  std::ifstream file(absl::StrCat(HELMWAY_PROGRAM_TESTDATA, "/locations_", name, ".mlirbc"),
-                     std::ios::binary);
-  EXPECT_TRUE(file.is_open());
-  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return ReadTestdata(absl::StrCat("locations_", name, ".mlirbc"));
 }
 
 TEST(BytecodeLocationsTest, LeavesOutFilesLinesAndColumnsOnly) {

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <string>
+
+#include "helmway/program/testdata_testing.h"
 
 namespace helmway::program {
 namespace {
@@ -19,10 +19,8 @@ using xla::HloModuleProto;
 constexpr ProgramSize kEight = {1, 8};
 
 HloModuleProto Load(const std::string& name) {
-  std::ifstream file(std::string(HELMWAY_PROGRAM_TESTDATA) + "/" + name, std::ios::binary);
-  const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   xla::HloModuleProtoWithConfig with_config;
-  EXPECT_TRUE(with_config.ParseFromString(bytes)) << name;
+  EXPECT_TRUE(with_config.ParseFromString(ReadTestdata(name))) << name;
   EXPECT_GT(with_config.hlo_module().computations_size(), 0) << name;
   return with_config.hlo_module();
 }

@@ -1,6 +1,5 @@
 #include "helmway/program/cost_analysis.h"
 
-#include <fstream>
 #include <sstream>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "helmway/program/testdata_testing.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
 namespace helmway::program {
@@ -15,23 +15,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::ifstream Open(const std::string& name) {
-  std::ifstream file(absl::StrCat(HELMWAY_PROGRAM_TESTDATA, "/", name), std::ios::binary);
-  EXPECT_TRUE(file.good()) << name;
-  return file;
-}
-
 // testdata/make_costs.py asked jaxlib.
 TEST(CostAnalysis, CountsAsJaxlibDoes) {
-  std::ifstream expected = Open("costs.txt");
+  std::istringstream expected(ReadTestdata("costs.txt"));
   std::string name;
   Costs wanted;
   int programs = 0;
   while (expected >> name >> wanted.flops >> wanted.transcendentals >> wanted.bytes_accessed) {
-    std::stringstream module;
-    module << Open(name).rdbuf();
     const absl::StatusOr<Costs> costs =
-        CostsOf(absl::StartsWith(name, "hlo_text_") ? "hlo_with_config" : "hlo", module.str());
+        CostsOf(absl::StartsWith(name, "hlo_text_") ? "hlo_with_config" : "hlo", ReadTestdata(name));
     ASSERT_TRUE(costs.ok()) << name << ": " << costs.status();
     EXPECT_FLOAT_EQ(costs->flops, wanted.flops) << name;
     EXPECT_FLOAT_EQ(costs->transcendentals, wanted.transcendentals) << name;

@@ -1,7 +1,5 @@
 #include "helmway/program/executable_spec.h"
 
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -9,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "helmway/program/testdata_testing.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
 namespace helmway::program {
@@ -21,12 +20,6 @@ using ::xla::OpSharding;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr absl::StatusCode kUnimplemented = absl::StatusCode::kUnimplemented;
-
-std::string ReadTestdata(const std::string& name) {
-  std::ifstream file(std::string(HELMWAY_PROGRAM_TESTDATA) + "/" + name, std::ios::binary);
-  EXPECT_TRUE(file.is_open()) << name;
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 xla::HloModuleProto Module(const std::string& text) {
   xla::HloModuleProto module;

@@ -1,13 +1,12 @@
 #include "helmway/program/hlo_text.h"
 
-#include <fstream>
 #include <random>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "helmway/program/testdata_testing.h"
 #include "helmway/wire/xla_hlo.pb.h"
 
 namespace helmway::program {
@@ -15,13 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string ReadFile(const std::string& name) {
-  std::ifstream file(absl::StrCat(HELMWAY_PROGRAM_TESTDATA, "/hlo_text_", name), std::ios::binary);
-  EXPECT_TRUE(file.good()) << name;
-  std::stringstream contents;
-  contents << file.rdbuf();
-  return contents.str();
-}
+std::string ReadFile(const std::string& name) { return ReadTestdata("hlo_text_" + name); }
 
 constexpr const char* kPrograms[] = {
     "add",          "aliases",        "all_gather", "all_reduce",

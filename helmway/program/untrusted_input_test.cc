@@ -2,9 +2,7 @@
 // --gtest_random_seed=<seed> for other input (0, the default, is a seed like any other).
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <numeric>
 #include <random>
 #include <string>
@@ -17,6 +15,7 @@
 #include "helmway/program/layout.h"
 #include "helmway/program/named_sharding.h"
 #include "helmway/program/sharding.h"
+#include "helmway/program/testdata_testing.h"
 #include "helmway/program/untrusted_input_testing.h"
 #include "helmway/wire/serialized.h"
 
@@ -119,8 +118,7 @@ std::vector<std::string> ShardingMessages() {
 std::vector<std::string> Programs() {
   std::vector<std::string> programs;
   for (const char* name : {"sharded_step.hlo.pb", "factor.hlo.pb"}) {
-    std::ifstream file(std::string(HELMWAY_PROGRAM_TESTDATA) + "/" + name, std::ios::binary);
-    programs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    programs.push_back(ReadTestdata(name));
   }
   return programs;
 }
@@ -328,8 +326,7 @@ TEST(UntrustedInput, NamedShardingsPlaceShardsByMeshCoordinates) {
 TEST(UntrustedInputTest, Collectives) {
   Random random;
   for (const char* name : {"hlo_text_instructions.pb", "hlo_text_all_to_all.pb", "hlo_text_all_gather.pb"}) {
-    std::ifstream file(std::string(HELMWAY_PROGRAM_TESTDATA) + "/" + name, std::ios::binary);
-    const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const std::string bytes = ReadTestdata(name);
     ASSERT_FALSE(bytes.empty()) << name;
     for (int i = 0; i < 2000; ++i) {
       xla::HloModuleProtoWithConfig program;
