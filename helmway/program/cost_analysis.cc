@@ -74,68 +74,64 @@ void ForEachArray(const ShapeProto& shape, const Function& function) {
   for (const ShapeProto& element : shape.tuple_shapes()) ForEachArray(element, function);
 }
 
-const absl::flat_hash_set<absl::string_view>& Transcendental() {
-  static const auto* const kOpcodes = new absl::flat_hash_set<absl::string_view>{"exponential",
-                                                                                 "log",
-                                                                                 "logistic",
-                                                                                 "power",
-                                                                                 "sqrt",
-                                                                                 "cbrt",
-                                                                                 "rsqrt",
-                                                                                 "tanh",
-                                                                                 "sine",
-                                                                                 "cosine",
-                                                                                 "tan",
-                                                                                 "erf",
-                                                                                 "exponential-minus-one",
-                                                                                 "log-plus-one",
-                                                                                 "atan2"};
-  return *kOpcodes;
-}
+// What an operation costs that does the same to each element, or nothing.
+enum class SimpleCost {
+  kNone,  // it is there only for the compiler, or forwards a pointer
+  kFlop,  // for each element of the result
+  kTranscendental,
+};
 
-const absl::flat_hash_set<absl::string_view>& OneFlopForEachElement() {
-  static const auto* const kOpcodes = new absl::flat_hash_set<absl::string_view>{"abs",
-                                                                                 "round-nearest-afz",
-                                                                                 "round-nearest-even",
-                                                                                 "ceil",
-                                                                                 "count-leading-zeros",
-                                                                                 "floor",
-                                                                                 "imag",
-                                                                                 "is-finite",
-                                                                                 "not",
-                                                                                 "negate",
-                                                                                 "popcnt",
-                                                                                 "real",
-                                                                                 "reduce-precision",
-                                                                                 "sign",
-                                                                                 "convert",
-                                                                                 "bitcast-convert",
-                                                                                 "add",
-                                                                                 "multiply",
-                                                                                 "subtract",
-                                                                                 "divide",
-                                                                                 "remainder",
-                                                                                 "maximum",
-                                                                                 "minimum",
-                                                                                 "and",
-                                                                                 "or",
-                                                                                 "xor",
-                                                                                 "shift-left",
-                                                                                 "shift-right-arithmetic",
-                                                                                 "shift-right-logical",
-                                                                                 "complex",
-                                                                                 "compare",
-                                                                                 "select",
-                                                                                 "clamp",
-                                                                                 "stochastic-convert"};
-  return *kOpcodes;
-}
-
-// What is there only for the compiler, or forwards a pointer.
-const absl::flat_hash_set<absl::string_view>& Free() {
-  static const auto* const kOpcodes = new absl::flat_hash_set<absl::string_view>{
-      "parameter", "constant", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain"};
-  return *kOpcodes;
+const absl::flat_hash_map<absl::string_view, SimpleCost>& SimpleCosts() {
+  static const auto* const kCosts = [] {
+    auto* costs = new absl::flat_hash_map<absl::string_view, SimpleCost>();
+    for (const char* opcode :
+         {"parameter", "constant", "get-tuple-element", "bitcast", "after-all", "add-dependency", "domain"}) {
+      costs->emplace(opcode, SimpleCost::kNone);
+    }
+    for (const char* opcode : {"abs",
+                               "round-nearest-afz",
+                               "round-nearest-even",
+                               "ceil",
+                               "count-leading-zeros",
+                               "floor",
+                               "imag",
+                               "is-finite",
+                               "not",
+                               "negate",
+                               "popcnt",
+                               "real",
+                               "reduce-precision",
+                               "sign",
+                               "convert",
+                               "bitcast-convert",
+                               "add",
+                               "multiply",
+                               "subtract",
+                               "divide",
+                               "remainder",
+                               "maximum",
+                               "minimum",
+                               "and",
+                               "or",
+                               "xor",
+                               "shift-left",
+                               "shift-right-arithmetic",
+                               "shift-right-logical",
+                               "complex",
+                               "compare",
+                               "select",
+                               "clamp",
+                               "stochastic-convert"}) {
+      costs->emplace(opcode, SimpleCost::kFlop);
+    }
+    for (const char* opcode :
+         {"exponential", "log", "logistic", "power", "sqrt", "cbrt", "rsqrt", "tanh", "sine", "cosine", "tan",
+          "erf", "exponential-minus-one", "log-plus-one", "atan2"}) {
+      costs->emplace(opcode, SimpleCost::kTranscendental);
+    }
+    return costs;
+  }();
+  return *kCosts;
 }
 
 // The dimensions of more than one element, from the outermost in memory to the innermost.
@@ -253,7 +249,8 @@ class Analysis {
   absl::StatusOr<Costs> OfInstruction(const Scope& scope, const HloInstructionProto& instruction) {
     const std::string& opcode = instruction.opcode();
     Costs costs;
-    if (Free().contains(opcode)) return costs;
+    const auto simple = SimpleCosts().find(opcode);
+    if (simple != SimpleCosts().end() && simple->second == SimpleCost::kNone) return costs;
     if (opcode == "fusion") return OfFusion(instruction);
     if (opcode == "call" || opcode == "async-start") return OfCalled(instruction);
     if (opcode == "while") {
@@ -284,10 +281,8 @@ class Analysis {
     };
     const ShapeProto& first_result = shape.tuple_shapes_size() > 0 ? shape.tuple_shapes(0) : shape;
 
-    if (Transcendental().contains(opcode)) {
-      costs.transcendentals = ElementsIn(shape);
-    } else if (OneFlopForEachElement().contains(opcode)) {
-      costs.flops = ElementsIn(shape);
+    if (simple != SimpleCosts().end()) {
+      (simple->second == SimpleCost::kFlop ? costs.flops : costs.transcendentals) = ElementsIn(shape);
     } else if (opcode == "rng" || opcode == "rng-bit-generator") {
       ForEachArray(shape, [&](const ShapeProto& array) { costs.transcendentals += ElementsIn(array); });
     } else if (opcode == "tuple") {
