@@ -8,6 +8,7 @@
 #ifdef HELMWAY_THREAD_SANITIZER
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -54,8 +55,9 @@ class ABSL_LOCKABLE Mutex {
   bool AwaitWithTimeout(const absl::Condition& condition, absl::Duration timeout) {
     std::unique_lock<std::mutex> lock(mu_, std::adopt_lock);
     changed_.notify_all();
-    const bool met =
-        changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] { return condition.Eval(); });
+    // The clock of the library overflows where a wait has no end.
+    const auto bounded = absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+    const bool met = changed_.wait_for(lock, bounded, [&] { return condition.Eval(); });
     lock.release();
     return met;
   }

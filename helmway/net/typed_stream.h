@@ -109,8 +109,15 @@ class TypedServerStream final : public grpc::ServerBidiReactor<In, Out>,
     this->Finish(ToGrpcStatus(*status_));
   }
 
+  // What the end of a call may rely on, which gRPC tells when all else has returned.
+  struct Told {
+    explicit Told(const TypedServerStream* told) : stream(told) { base::HappensAfter(stream); }
+    ~Told() { base::HappensBefore(stream); }
+    const TypedServerStream* const stream;
+  };
+
   void OnReadDone(bool ok) override {
-    base::HappensAfter(this);
+    const Told told(this);
     if (ok) {
       handler_->OnMessage(std::move(incoming_));
       return;
@@ -121,7 +128,7 @@ class TypedServerStream final : public grpc::ServerBidiReactor<In, Out>,
   }
 
   void OnWriteDone(bool ok) override {
-    base::HappensAfter(this);
+    const Told told(this);
     bool all_sent = false;
     {
       base::MutexLock lock(&mu_);
@@ -139,6 +146,7 @@ class TypedServerStream final : public grpc::ServerBidiReactor<In, Out>,
   }
 
   void OnCancel() override {
+    const Told told(this);
     base::MutexLock lock(&mu_);
     queue_.clear();
     End(absl::CancelledError("the call was cancelled"));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -1354,9 +1355,9 @@ TEST_P(WorkerTest, TokensComeFromTheHostAndFromPrograms) {
 class CrowdedWorkerTest : public WorkerTest {
  protected:
   // What is said to be left.
-  int64_t left_ = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> left_ = std::numeric_limits<int64_t>::max();
   void SetUp() override {
-    available_memory_ = [this] { return left_; };
+    available_memory_ = [this] { return left_.load(); };
     WorkerTest::SetUp();
   }
 };
