@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import cpu_environment, run_python
+from conftest import Server, cpu_environment, run_python, shape, start_python, tell
 from test_ops import differences
 
 SCRIPT = pathlib.Path(__file__).with_name("callbacks_script.py")
@@ -33,8 +33,17 @@ def expected():
 
 
 @pytest.fixture(scope="module")
-def actual(server):
-    return json.loads(run_python(SCRIPT, env=server.environment()).stdout)
+def cluster(helmway_binary):
+    """The same devices on four workers, which programs span."""
+    running = Server(helmway_binary, *shape(4))
+    yield running
+    assert running.close() == 0, running.log()
+
+
+@pytest.fixture(scope="module", params=["one_worker", "four_workers"])
+def actual(request, server):
+    where = server if request.param == "one_worker" else request.getfixturevalue("cluster")
+    return json.loads(run_python(SCRIPT, env=where.environment()).stdout)
 
 
 @pytest.mark.parametrize("name", program_names())
@@ -221,3 +230,86 @@ def test_interpreters_end_well(server):
     done = run_python(script, env=server.environment())
     assert sorted(map(int, done.stdout.split())) == list(range(20))
     assert "Traceback" not in done.stderr and "terminate" not in done.stderr
+
+
+def test_a_function_that_does_not_answer_holds_up_only_what_needs_it(cluster):
+    """Other programs of this client, and other clients, go on; also where programs span workers."""
+    script = """if True:
+        import sys, threading
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        split = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+        x = jax.device_put(jnp.arange(16.0), split)
+        may_answer = threading.Event()
+        def called(v):
+            may_answer.wait()
+            return np.asarray(v) * 2
+        calls = jax.jit(lambda x: jax.pure_callback(called, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+        spans = jax.jit(lambda x: x + x.sum())
+        donates = jax.jit(lambda x: x + 1, donate_argnums=0)
+        np.asarray(spans(x))
+        before = jax.device_put(jnp.ones(16), split)
+        waits = jax.jit(lambda x, y: spans(x) + y)(calls(x), before)
+        back = NamedSharding(Mesh(np.array(jax.devices()[::-1]), ("x",)), P("x"))
+        elsewhere = spans(jax.device_put(waits, back))  # another program, of copies
+        gone = donates(before)  # what waits uses it still
+        print(np.asarray(spans(x)).tolist() == (np.arange(16.0) + 120).tolist(), np.asarray(gone).tolist() == [2.0] * 16)
+        print("others", flush=True)
+        sys.stdin.readline()
+        may_answer.set()
+        want = np.arange(16.0) * 2 + 240 + 1
+        print(np.asarray(waits).tolist() == want.tolist(), np.asarray(elsewhere).tolist() == (want + want.sum()).tolist())
+    """
+    other = """if True:
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        split = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+        x = jax.device_put(jnp.arange(16.0), split)
+        for _ in range(20):
+            x = jax.jit(lambda x: x - x.mean())(x)
+        print(float(x.sum()))
+    """
+    process = start_python(script, env=cluster.environment())
+    try:
+        assert process.stdout.readline() == "True True\n"
+        assert process.stdout.readline() == "others\n"
+        assert run_python(other, env=cluster.environment()).stdout == "0.0\n"
+        tell(process, "go on")
+        assert process.stdout.readline() == "True True\n"
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_programs_that_span_workers_call_from_many_threads(cluster):
+    script = """if True:
+        import threading
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        devices = jax.devices()
+        want = np.arange(16.0) * 2 + 120
+        double = lambda v: np.asarray(v) * 2
+        programs = []
+        for some in (devices, devices[2:6], devices[:4], [devices[1], devices[7]], devices[4:6], devices[3:4]):
+            mesh = Mesh(np.array(some), ("x",))
+            x = jax.device_put(jnp.arange(16.0), NamedSharding(mesh, P("x")))
+            call = lambda x: jax.pure_callback(double, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+            programs += [
+                (jax.jit(lambda x: call(x) + x.sum()), x),
+                (jax.jit(lambda x: x * 2 + x.sum()), x),
+                (jax.jit(jax.shard_map(lambda x: call(x) + jax.lax.psum(x.sum(), "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))), x),
+            ]
+        wrong = []
+        def work(seed):
+            order = np.random.default_rng(seed).integers(len(programs), size=60)
+            results = [programs[i][0](programs[i][1]) for i in order]
+            again = [programs[i][0](r) for i, r in zip(order, results) if i % 2]
+            wrong.extend(r for r in results if not np.array_equal(np.asarray(r), want))
+            jax.block_until_ready(again)
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        print(len(wrong))
+    """
+    assert run_python(script, env=cluster.environment()).stdout == "0\n"

@@ -40,6 +40,25 @@ const absl::Status& Completion::Wait() {
   return status_;
 }
 
+void WhenAllDone(const std::vector<CompletionRef>& events, absl::AnyInvocable<void()> done) {
+  struct State {
+    std::atomic<size_t> remaining;
+    absl::AnyInvocable<void()> done;
+
+    void OneDone() {
+      if (remaining.fetch_sub(1) == 1) done();
+    }
+  };
+  // One more than the events, for this call: so that an empty list is answered, and not before all are asked.
+  auto state = std::make_shared<State>();
+  state->remaining.store(events.size() + 1);
+  state->done = std::move(done);
+  for (const CompletionRef& event : events) {
+    event->OnDone([state](const absl::Status&) { state->OneDone(); });
+  }
+  state->OneDone();
+}
+
 CompletionRef DoneCompletion(absl::Status status) {
   CompletionRef completion = base::MakeRef<Completion>();
   completion->Finish(std::move(status));

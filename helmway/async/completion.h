@@ -2,6 +2,7 @@
 #define HELMWAY_ASYNC_COMPLETION_H_
 
 #include <atomic>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
@@ -45,6 +46,9 @@ class Completion final : public base::RefCounted<Completion> {
 };
 
 using CompletionRef = base::Ref<Completion>;
+
+// Runs `done` once when all of these are done, failed or not: inside the call, or as their continuations run.
+void WhenAllDone(const std::vector<CompletionRef>& events, absl::AnyInvocable<void()> done);
 
 // An event that is done from the start.
 CompletionRef DoneCompletion(absl::Status status = absl::OkStatus());

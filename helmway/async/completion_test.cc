@@ -59,5 +59,23 @@ TEST(Completion, ManyThreadsSeeOneOutcome) {
   }
 }
 
+TEST(WhenAllDoneTest, RunsOnceAfterTheLast) {
+  const CompletionRef first = base::MakeRef<Completion>();
+  const CompletionRef second = base::MakeRef<Completion>();
+  int runs = 0;
+  WhenAllDone({first, DoneCompletion(), second}, [&] { ++runs; });
+  second->Finish(absl::InternalError("failed"));
+  EXPECT_EQ(runs, 0);
+  first->Finish(absl::OkStatus());
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(WhenAllDoneTest, RunsInsideTheCallWhenNothingIsLeft) {
+  int runs = 0;
+  WhenAllDone({}, [&] { ++runs; });
+  WhenAllDone({DoneCompletion(absl::InternalError("failed"))}, [&] { ++runs; });
+  EXPECT_EQ(runs, 2);
+}
+
 }  // namespace
 }  // namespace helmway::async

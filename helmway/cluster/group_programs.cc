@@ -24,6 +24,15 @@ BufferNames PartOfNames(const BufferNames& names, const Placement& placement, Wo
 
 }  // namespace
 
+LoadProgram GroupSession::WhatToLoad(const CompileProgram& source, CompiledProgram* compiled) {
+  LoadProgram load;
+  load.serialized = std::make_shared<const std::string>(std::exchange(compiled->serialized, {}));
+  load.options = source.options;
+  load.outline = compiled->outline;
+  if (compiled->has_collectives) load.devices = source.devices;
+  return load;
+}
+
 std::vector<GroupSession::Member> GroupSession::MembersOf(const Edition& edition) {
   std::vector<Member> members;
   members.reserve(edition.workers.size());
@@ -38,12 +47,17 @@ void GroupSession::Execute(Launch launch) {
   EditionRef edition;
   std::vector<Member> members;
   absl::Status status;
+  std::vector<async::CompletionRef> behind;
+  async::CompletionRef over;  // what its results are behind, if it makes any wait
   {
     base::MutexLock lock(&mu_);
     const auto it = programs_.find(launch.executable);
     if (it != programs_.end()) {
       edition = it->second.edition;
       members = MembersOf(*edition);
+      // A program that calls back waits for its inputs outside the order.
+      if (!it->second.calls_python) behind = Behind(launch.arguments);
+      if (it->second.calls_python || !behind.empty()) over = base::MakeRef<async::Completion>();
       for (const BufferNames& names : launch.results) {
         if (names.list.empty()) {
           buffers_.Add(names.first, names.count, edition->placement);
@@ -77,15 +91,38 @@ void GroupSession::Execute(Launch launch) {
   if (edition != nullptr && !status.ok()) return FailLaunch(std::move(launch), *edition, members, status);
 
   if (edition != nullptr) launch.executable = edition->name;
+  if (over && behind.empty()) {
+    launch.on_done = [over, on_done = std::move(launch.on_done)](const absl::Status& outcome) mutable {
+      if (on_done) on_done(outcome);
+      over->Finish(absl::OkStatus());
+    };
+  }
   std::vector<uint64_t> places(members.size(), 0);
-  if (launch.held) {
+  const LaunchId id = launch.id;
+  if (over) {
     base::MutexLock lock(&mu_);
-    held_[launch.id] = members;
+    PutBehind(launch.results, {over});
+  }
+  if (launch.held || !behind.empty()) {
+    base::MutexLock lock(&mu_);
+    held_[id] = {members, (launch.held ? 1 : 0) + (behind.empty() ? 0 : 1)};
+    launch.held = true;
+    launch.may_be_passed = !behind.empty();
   } else {
     std::vector<WorkerLife*> lives;
     for (const Member& member : members) lives.push_back(member.life.get());
     places = group_->TakePlaces(lives);
   }
+  Command(std::move(launch), edition.get(), members, places);
+  if (behind.empty()) return;
+  WhenAllDone(behind, [weak = weak_from_this(), id, over] {
+    if (const auto self = weak.lock()) self->DropReason(id);
+    over->Finish(absl::OkStatus());
+  });
+}
+
+void GroupSession::Command(Launch launch, const Edition* edition, const std::vector<Member>& members,
+                           const std::vector<uint64_t>& places) {
   if (members.size() == 1) {
     launch.place = places[0];
     dirty_[members[0].worker].store(true, std::memory_order_relaxed);
@@ -108,6 +145,7 @@ void GroupSession::Execute(Launch launch) {
     part.donated = launch.donated;
     part.kept = launch.kept;
     part.held = launch.held;
+    part.may_be_passed = launch.may_be_passed;
     part.user_context = launch.user_context;
     part.stream = launch.stream;
     part.place = places[i];
@@ -138,19 +176,7 @@ void GroupSession::FailLaunch(Launch launch, const Edition& edition, const std::
 
 void GroupSession::ReleaseLaunch(LaunchId id, uint64_t /*place*/) {
   TakeReturned();
-  std::vector<Member> members;
-  {
-    base::MutexLock lock(&mu_);
-    const auto it = held_.find(id);
-    if (it == held_.end()) return;
-    members = std::move(it->second);
-    held_.erase(it);
-  }
-  std::vector<WorkerLife*> lives;
-  for (const Member& member : members) lives.push_back(member.life.get());
-  const std::vector<uint64_t> places = group_->TakePlaces(lives);
-  // One that is lost does nothing; the others learn of it when they meet there.
-  for (size_t i = 0; i < members.size(); ++i) members[i].link->ReleaseLaunch(id, places[i]);
+  DropReason(id);
 }
 
 void GroupSession::Flush() {
@@ -235,14 +261,17 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
       return done(std::move(compiled));
     }
     if (!source->devices.empty()) compiled->devices = source->devices;
+    if (compiled->calls_python) {
+      base::MutexLock lock(&self->mu_);
+      if (const auto it = self->programs_.find(id); it != self->programs_.end())
+        it->second.calls_python = true;
+    }
     if (!all_live) {
       // It is loaded when its workers are back.
       compiled->serialized.clear();
       return done(std::move(compiled));
     }
-    std::string serialized = std::move(compiled->serialized);
-    compiled->serialized.clear();
-    const bool has_collectives = compiled->has_collectives;
+    const LoadProgram load = WhatToLoad(*source, &*compiled);
     auto loaded = [self, id, compiled = *std::move(compiled),
                    done = std::move(done)](absl::StatusOr<EditionRef> made) mutable {
       if (absl::IsDataLoss(made.status())) return done(std::move(compiled));  // as above
@@ -267,31 +296,27 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
       single->lives = {members[0].life};
       return loaded(EditionRef(std::move(single)));
     }
-    self->LoadOn(members, *source, edition->placement, has_collectives, std::move(serialized),
-                 std::move(loaded));
+    self->LoadOn(members, edition->placement, load, std::move(loaded));
   });
 }
 
-void GroupSession::LoadOn(const std::vector<Member>& members, const CompileProgram& source,
-                          PlacementRef placement, bool has_collectives, std::string serialized,
+void GroupSession::LoadOn(const std::vector<Member>& members, PlacementRef placement, const LoadProgram& load,
                           absl::AnyInvocable<void(absl::StatusOr<EditionRef>)> done) {
   auto edition = std::make_shared<Edition>();
   edition->name = next_own_name_.fetch_add(1, std::memory_order_relaxed);
-  std::vector<DeviceId> devices;
   std::vector<ProgramWorker> program_workers;
   for (const Member& member : members) {
     edition->workers.push_back(member.worker);
     edition->lives.push_back(member.life);
   }
-  if (has_collectives) {
-    devices = source.devices;
+  if (!load.devices.empty()) {
     for (const Member& member : members) {
       ProgramWorker& worker = program_workers.emplace_back();
       worker.address = member.life->link->peer_address();
       if (worker.address.address.empty()) {
         return done(absl::UnimplementedError("collectives with a worker that others can't reach"));
       }
-      for (size_t i = 0; i < devices.size(); ++i) {
+      for (size_t i = 0; i < load.devices.size(); ++i) {
         if (placement->at(i) == member.worker) worker.positions.push_back(static_cast<int32_t>(i));
       }
     }
@@ -305,16 +330,12 @@ void GroupSession::LoadOn(const std::vector<Member>& members, const CompileProgr
         for (const Member& member : members) member.link->Unload(edition->name);
         done(status);
       });
-  const auto shared = std::make_shared<const std::string>(std::move(serialized));
   for (size_t i = 0; i < members.size(); ++i) {
-    LoadProgram load;
-    load.executable = name;
-    load.serialized = shared;
-    load.options = source.options;
-    load.devices = devices;
-    load.workers = program_workers;
-    load.self = static_cast<int32_t>(i);
-    members[i].link->Load(std::move(load), [all, i](const absl::Status& status) { all->Give(i, status); });
+    LoadProgram one = load;
+    one.executable = name;
+    one.workers = program_workers;
+    one.self = static_cast<int32_t>(i);
+    members[i].link->Load(std::move(one), [all, i](const absl::Status& status) { all->Give(i, status); });
   }
 }
 

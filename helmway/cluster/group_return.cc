@@ -109,7 +109,7 @@ void GroupSession::Reload(const std::shared_ptr<Returning>& returning, Executabl
       if (!made->status.ok()) made->lives.clear();
       return self->Reloaded(returning, id, std::move(made));
     }
-    self->LoadOn(members, *source, old->placement, compiled->has_collectives, std::move(compiled->serialized),
+    self->LoadOn(members, old->placement, WhatToLoad(*source, &*compiled),
                  [self, returning, id, made](absl::StatusOr<EditionRef> loaded) mutable {
                    if (loaded.ok()) return self->Reloaded(returning, id, *std::move(loaded));
                    made->status = loaded.status();

@@ -174,6 +174,7 @@ void GroupSession::Copy(CopyBuffers command) {
     base::MutexLock lock(&mu_);
     FindWorkers(command.sources, &from);
     AddNames(command.results, to);
+    PutBehind(command.results, command.sources);
   }
   ByWorker<CopyBuffers> copies(size());
   ByWorker<ReceiveBuffers> receives(size());
@@ -278,7 +279,13 @@ void GroupSession::Assemble(AssembleBuffers command) {
   {
     base::MutexLock lock(&mu_);
     FindWorkers(command.sources, &worker_of_source);
-    for (const AssembleBuffers::Result& result : command.results) AddTargets(result.targets);
+    for (const AssembleBuffers::Result& result : command.results) {
+      AddTargets(result.targets);
+      if (behind_.empty()) continue;
+      BufferNames names;
+      for (const BufferTarget& target : result.targets) AppendNames(target.buffer, 1, &names);
+      PutBehind(names, command.sources);
+    }
   }
   ByWorker<AssembleBuffers> parts(size());
   auto part_of = [&](WorkerIndex w) -> AssembleBuffers& {
@@ -358,6 +365,7 @@ void GroupSession::Bitcast(BitcastBuffers command) {
     base::MutexLock lock(&mu_);
     FindWorkers(command.sources, &workers);
     AddNames(command.results, workers);
+    PutBehind(command.results, command.sources);
   }
   ByWorker<BitcastBuffers> parts(size());
   for (size_t i = 0; i < count; ++i) {

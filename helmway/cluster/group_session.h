@@ -15,6 +15,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "helmway/async/completion.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/placement.h"
 #include "helmway/cluster/worker_group.h"
@@ -22,8 +23,9 @@
 
 namespace helmway::cluster {
 
-// The commands of one client session to a group of workers. Three files: group_session.cc (buffers),
-// group_programs.cc (programs and launches), group_return.cc (workers that were lost and come back).
+// The commands of one client session to a group of workers. Four files: group_session.cc (buffers),
+// group_programs.cc (programs and launches), group_callbacks.cc (what waits for the client's Python
+// functions), group_return.cc (workers that were lost and come back).
 //
 // Each worker has a part of the session, on one of its lives. When a life is lost its part answers DATA_LOSS
 // to everything, and launches that need it fail on all workers. A worker that returns gets a new part, and
@@ -124,6 +126,13 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   struct Program {
     std::shared_ptr<const CompileProgram> source;
     EditionRef edition;
+    bool calls_python = false;
+  };
+
+  // A launch that is held, and the workers that know of it.
+  struct Held {
+    std::vector<Member> members;
+    int reasons = 1;  // it is released once all of them are gone
   };
 
   // A worker that is back, and not in its place yet.
@@ -165,15 +174,35 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   template <typename Predicate>
   void FailSendsIf(Predicate concerned, const absl::Status& status);
 
+  // ---- What Python functions of the client hold up (group_callbacks.cc) ----
+  // A launch behind a program that calls such a function takes no place in the order of the devices before
+  // the function is through: other sessions' launches would wait for it there, and it may take for ever. It
+  // is held until then, as those are whose bytes have not come from the client.
+  static constexpr size_t kFewBehind = 64;
+  // What has to be over before these have their places in the order, if anything.
+  std::vector<async::CompletionRef> Behind(const std::vector<BufferNames>& buffers)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PutBehind(const std::vector<BufferNames>& buffers, const std::vector<async::CompletionRef>& until)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for what is made of other buffers without a program.
+  void PutBehind(const BufferNames& results, const BufferNames& sources) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // One of the reasons why it is held is gone. Any thread.
+  void DropReason(LaunchId id);
+
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.
   void CompileOnce(ExecutableId id, int attempts, CompileCallback done);
-  // Loads what was compiled on all members, as an edition with a new name.
-  void LoadOn(const std::vector<Member>& members, const CompileProgram& source, PlacementRef placement,
-              bool has_collectives, std::string serialized,
+  // What was compiled for several workers, and is no longer in `compiled` then.
+  static LoadProgram WhatToLoad(const CompileProgram& source, CompiledProgram* compiled);
+  // Loads what was compiled on all members, as an edition with a new name. `load`: but for what each worker
+  // is told of itself and its peers.
+  void LoadOn(const std::vector<Member>& members, PlacementRef placement, const LoadProgram& load,
               absl::AnyInvocable<void(absl::StatusOr<EditionRef>)> done);
   std::vector<Member> MembersOf(const Edition& edition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UnloadEdition(const Edition& edition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Gives each worker its part of the launch.
+  void Command(Launch launch, const Edition* edition, const std::vector<Member>& members,
+               const std::vector<uint64_t>& places);
   // Binds the results to an error, on all workers of the program.
   void FailLaunch(Launch launch, const Edition& edition, const std::vector<Member>& members,
                   const absl::Status& status);
@@ -205,8 +234,14 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   std::vector<Part> parts_ ABSL_GUARDED_BY(mu_);  // by worker
   BufferMap buffers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ExecutableId, Program> programs_ ABSL_GUARDED_BY(mu_);
-  // Launches that are held, with the workers that know of them.
-  absl::flat_hash_map<LaunchId, std::vector<Member>> held_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<LaunchId, Held> held_ ABSL_GUARDED_BY(mu_);
+  // By their first names; some may be done.
+  struct BehindCallbacks {
+    uint32_t count;
+    std::vector<async::CompletionRef> until;
+  };
+  std::map<BufferId, BehindCallbacks> behind_ ABSL_GUARDED_BY(mu_);
+  size_t behind_limit_ ABSL_GUARDED_BY(mu_) = kFewBehind;                // when to look which are done
   absl::flat_hash_map<uint64_t, Sending> sending_ ABSL_GUARDED_BY(mu_);  // by number
   uint64_t next_sending_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<WorkerIndex, std::shared_ptr<Returning>> returning_ ABSL_GUARDED_BY(mu_);

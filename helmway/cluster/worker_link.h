@@ -117,6 +117,8 @@ struct Launch {
   // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here
   // yet).
   bool held = false;
+  // Of one that is held: launches that are commanded after it may be released before it.
+  bool may_be_passed = false;
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
   uint64_t user_context = 0;
@@ -226,6 +228,7 @@ struct LoadProgram {
   ExecutableId executable = 0;
   std::shared_ptr<const std::string> serialized;
   std::string options;  // as in CompileProgram
+  std::string outline;  // as in CompiledProgram
   // Of a program whose devices talk to each other, else empty: all its devices in order, and its workers, of
   // which the one that loads is number `self`.
   std::vector<DeviceId> devices;
@@ -247,6 +250,7 @@ struct CompiledProgram {
   absl::StatusOr<std::string> memory_stats =
       absl::UnimplementedError("memory stats");  // xla.CompiledMemoryStatsProto
   int64_t code_size_bytes = 0;
+  bool calls_python = false;  // functions of its client
   // Only of programs for several workers.
   std::string serialized;
   bool has_collectives = false;  // workers must know each other to load it

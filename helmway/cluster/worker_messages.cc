@@ -120,6 +120,7 @@ proto::Execute ToProto(const Launch& launch) {
   message.set_user_context(launch.user_context);
   message.set_stream(launch.stream);
   message.set_place(launch.place);
+  message.set_may_be_passed(launch.may_be_passed);
   return message;
 }
 
@@ -135,6 +136,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.user_context = message.user_context();
   launch.stream = message.stream();
   launch.place = message.place();
+  launch.may_be_passed = message.may_be_passed();
   return launch;
 }
 
@@ -267,6 +269,7 @@ proto::Load ToProto(const LoadProgram& command) {
   proto::Load message;
   message.set_executable(command.executable);
   message.set_options(command.options);
+  message.set_outline(command.outline);
   Append(command.devices, message.mutable_devices());
   for (const ProgramWorker& worker : command.workers) {
     proto::ProgramWorker& one = *message.add_workers();
@@ -282,6 +285,7 @@ LoadProgram FromProto(const proto::Load& message) {
   LoadProgram command;
   command.executable = message.executable();
   command.options = message.options();
+  command.outline = message.outline();
   command.devices.assign(message.devices().begin(), message.devices().end());
   for (const proto::ProgramWorker& one : message.workers()) {
     command.workers.push_back(
@@ -335,6 +339,7 @@ proto::Program ToProto(const CompiledProgram& program) {
   message.set_code_size_bytes(program.code_size_bytes);
   message.set_serialized(program.serialized);
   message.set_has_collectives(program.has_collectives);
+  message.set_calls_python(program.calls_python);
   return message;
 }
 
@@ -358,6 +363,7 @@ CompiledProgram FromProto(const proto::Program& message) {
   program.code_size_bytes = message.code_size_bytes();
   program.serialized = message.serialized();
   program.has_collectives = message.has_collectives();
+  program.calls_python = message.calls_python();
   return program;
 }
 

@@ -20,7 +20,8 @@ namespace helmway::cluster {
 //   3  2026-11-30  a worker describes itself as it does to the resource manager
 //   4  2026-11-30  compiled programs come with an outline
 //   5  2026-11-30  workers on one host share memory
-inline constexpr uint32_t kWorkerProtocol = 5;
+//   6  2026-11-30  programs are loaded with their outline, and say whether they call Python
+inline constexpr uint32_t kWorkerProtocol = 6;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);

@@ -24,6 +24,30 @@ void CallbackClient::EndTurn() {
   busy_ = false;
 }
 
+void CallbackClient::RunInOrder(absl::AnyInvocable<void()> task, async::GrowingPool* threads) {
+  base::MutexLock lock(&mu_);
+  in_order_.push_back(std::move(task));
+  if (draining_) return;
+  draining_ = true;
+  threads->Run([this] { Drain(); });
+}
+
+void CallbackClient::Drain() {
+  while (true) {
+    absl::AnyInvocable<void()> task;
+    {
+      base::MutexLock lock(&mu_);
+      if (in_order_.empty()) {
+        draining_ = false;
+        return;
+      }
+      task = std::move(in_order_.front());
+      in_order_.pop_front();
+    }
+    task();
+  }
+}
+
 CallbackClients::CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id)
     : home_(std::move(home)), process_id_(process_id) {}
 

@@ -1,12 +1,15 @@
 #ifndef HELMWAY_WORKER_CALLBACK_CLIENTS_H_
 #define HELMWAY_WORKER_CALLBACK_CLIENTS_H_
 
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "helmway/async/growing_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/pjrt/client.h"
 
@@ -29,11 +32,19 @@ class CallbackClient {
   void AwaitTurn();
   void EndTurn();
 
+  // Runs the tasks one after the other, in this order, on a thread of `threads`: launches of programs that
+  // span workers, whose collectives wait for each other, so that all workers must begin them in one order.
+  void RunInOrder(absl::AnyInvocable<void()> task, async::GrowingPool* threads);
+
  private:
+  void Drain();
+
   const std::shared_ptr<pjrt::Client> client_;
   const std::shared_ptr<pjrt::Client> home_;
   base::Mutex mu_;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<absl::AnyInvocable<void()>> in_order_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // The callback clients of a worker. They are made when needed and kept for the next session, since making one

@@ -26,6 +26,12 @@ void CallbackLanes::Push(int64_t stream, LaunchRef launch) {
   }
 }
 
+void CallbackLanes::PushInOrder(CallbackClient& client, LaunchRef launch) {
+  client.RunInOrder([sink = sink_, threads = threads_,
+                     launch = std::move(launch)] { launch->RunCallingBack(sink.get(), threads); },
+                    threads_);
+}
+
 void CallbackLanes::StartLocked(int64_t stream) {
   ++running_;
   threads_->Run([self = shared_from_this(), stream] { self->Drain(stream); });

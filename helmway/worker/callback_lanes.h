@@ -10,6 +10,7 @@
 #include "helmway/async/growing_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/python_callback.h"
+#include "helmway/worker/callback_clients.h"
 #include "helmway/worker/launch.h"
 
 namespace helmway::worker {
@@ -27,6 +28,9 @@ class CallbackLanes : public std::enable_shared_from_this<CallbackLanes> {
   CallbackLanes(std::shared_ptr<cluster::CallbackSink> sink, async::GrowingPool* threads);
 
   void Push(int64_t stream, LaunchRef launch);
+  // For a program that spans workers: runs when all that were pushed like this for the same client are over,
+  // and takes no notice of others.
+  void PushInOrder(CallbackClient& client, LaunchRef launch);
 
  private:
   void StartLocked(int64_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

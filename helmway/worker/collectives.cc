@@ -16,7 +16,9 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/ffi.h"
 #include "helmway/pjrt/hlo_transform.h"
+#include "helmway/worker/python_callback.h"
 #include "helmway/worker/reduce.h"
+#include "helmway/worker/run_data.h"
 
 namespace helmway::worker {
 
@@ -191,7 +193,7 @@ struct Collectives::Exchange {
   struct Member {
     bool here = false;
     absl::InlinedVector<pjrt::FfiBuffer, 2> operands, results;  // without dims
-    pjrt::FfiPromise promise;
+    Waiting waiting;
   };
 
   explicit Exchange(ExchangeKey name) : key(name) {}
@@ -295,13 +297,13 @@ struct Collectives::Exchange {
     return *found;
   }
 
-  std::vector<pjrt::FfiPromise> TakePromises() {
-    std::vector<pjrt::FfiPromise> promises;
+  std::vector<Waiting> TakeWaiting() {
+    std::vector<Waiting> waiting;
     for (Member& member : members) {
-      if (member.here) promises.push_back(std::move(member.promise));
+      if (member.here) waiting.push_back(std::move(member.waiting));
       member.here = false;
     }
-    return promises;
+    return waiting;
   }
 
   bool IsReady() const {
@@ -360,9 +362,8 @@ struct CollectiveLaunch {
 };
 
 struct LaunchShare::Part {
-  Collectives* engine;
-  CollectiveLaunch* launch;
   int32_t position;
+  RunData data;
   pjrt::RunContext context;
   base::Mutex mu;
   absl::flat_hash_map<int64_t, int64_t> occurrences ABSL_GUARDED_BY(mu);  // by instruction
@@ -478,12 +479,11 @@ LaunchShare::LaunchShare(std::shared_ptr<Collectives> engine, std::shared_ptr<Co
 LaunchShare::~LaunchShare() { engine_->Ended(*launch_); }
 
 absl::StatusOr<const pjrt::RunContext*> LaunchShare::Context(const pjrt::Plugin& plugin, size_t index,
-                                                             int32_t position) {
+                                                             int32_t position, CallbackRun* callbacks) {
   auto part = std::make_unique<Part>();
-  part->engine = engine_.get();
-  part->launch = launch_.get();
   part->position = position;
-  HELMWAY_ASSIGN_OR_RETURN(part->context, pjrt::RunContext::Create(plugin, part.get()));
+  part->data = {.share = this, .part = index, .callbacks = callbacks};
+  HELMWAY_ASSIGN_OR_RETURN(part->context, pjrt::RunContext::Create(plugin, &part->data));
   parts_[index] = std::move(part);
   return &parts_[index]->context;
 }
@@ -589,7 +589,7 @@ void Collectives::Ended(CollectiveLaunch& launch) {
 
 absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& status,
                                 const absl::Status& told) {
-  std::vector<pjrt::FfiPromise> promises;
+  std::vector<Waiting> ended;
   std::shared_ptr<CollectiveProgram> program;
   {
     base::MutexLock lock(&mu_);
@@ -602,7 +602,7 @@ absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& st
         ++it;
         continue;
       }
-      for (pjrt::FfiPromise& promise : it->second->TakePromises()) promises.push_back(std::move(promise));
+      for (Waiting& one : it->second->TakeWaiting()) ended.push_back(std::move(one));
       it = launch.exchanges.erase(it);
     }
   }
@@ -612,7 +612,7 @@ absl::Status Collectives::Abort(CollectiveLaunch& launch, const absl::Status& st
       options_.peers->SendAbort(program->workers()[w].address, launch.key.first, launch.key.second, told);
     }
   }
-  Finish(std::move(promises), status);
+  Finish(std::move(ended), status);
   return status;
 }
 
@@ -698,9 +698,10 @@ void Collectives::PeerLost(const cluster::PeerAddress& peer, const absl::Status&
 // ---- Exchanges -------------------------------------------------------------------------------------------
 
 absl::Status Collectives::Call(pjrt::FfiCall& call) {
-  auto* part = static_cast<LaunchShare::Part*>(call.run_data());
-  if (part == nullptr) return absl::InternalError("a collective outside a launch");
-  return part->engine->Join(*part->launch, *part, call);
+  const auto* data = static_cast<const RunData*>(call.run_data());
+  if (data == nullptr || data->share == nullptr) return absl::InternalError("a collective outside a launch");
+  LaunchShare& share = *data->share;
+  return share.engine_->Join(*share.launch_, *share.parts_[data->part], call);
 }
 
 absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part, pjrt::FfiCall& call) {
@@ -753,15 +754,16 @@ absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part
     HELMWAY_RETURN_IF_ERROR(SendToOthers(launch, sending, local, instruction, key.occurrence));
   }
 
-  HELMWAY_ASSIGN_OR_RETURN(member.promise, call.Defer());
-  pjrt::FfiPromise failed;
+  HELMWAY_ASSIGN_OR_RETURN(member.waiting.promise, call.Defer());
+  member.waiting.callbacks = part.data.callbacks;
+  Waiting failed;
   absl::Status status;
   {
     base::MutexLock lock(&mu_);
     const auto known = launches_.find(launch.key);
     if (!launch.status.ok() || known == launches_.end()) {
       status = launch.status.ok() ? absl::InternalError("the launch is over") : launch.status;
-      failed = std::move(member.promise);
+      failed = std::move(member.waiting);
     } else {
       std::shared_ptr<Exchange>& exchange = launch.exchanges[key];
       if (exchange == nullptr) exchange = std::make_shared<Exchange>(key);
@@ -776,9 +778,9 @@ absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part
       return absl::OkStatus();
     }
   }
-  std::vector<pjrt::FfiPromise> promises;
-  promises.push_back(std::move(failed));
-  Finish(std::move(promises), status);
+  std::vector<Waiting> ended;
+  ended.push_back(std::move(failed));
+  Finish(std::move(ended), status);
   return absl::OkStatus();
 }
 
@@ -910,7 +912,7 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
     status = absl::Status(status.code(), absl::StrCat(exchange->Name(), ": ", status.message()));
     status = Abort(*launch, status, status);
   }
-  std::vector<pjrt::FfiPromise> promises;
+  std::vector<Waiting> ended;
   {
     base::MutexLock lock(&mu_);
     if (status.ok()) status = launch->status;
@@ -921,10 +923,10 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
       StartIfReady(launch, exchange);
       return;
     }
-    promises = exchange->TakePromises();
+    ended = exchange->TakeWaiting();
     launch->exchanges.erase(exchange->key);
   }
-  Finish(std::move(promises), status);
+  Finish(std::move(ended), status);
 }
 
 absl::Status Collectives::Compute(Exchange& exchange, size_t stage) {
@@ -1067,10 +1069,16 @@ absl::Status Collectives::Compute(Exchange& exchange, size_t stage) {
   return absl::UnimplementedError("a collective of an unknown kind");
 }
 
-void Collectives::Finish(std::vector<pjrt::FfiPromise> promises, const absl::Status& status) {
+void Collectives::Finish(std::vector<Waiting> ended, const absl::Status& status) {
   // Each goes on with its device's program, on a thread of its own.
-  for (pjrt::FfiPromise& promise : promises) {
-    Post([promise = std::move(promise), status]() mutable { promise.Finish(status); });
+  for (Waiting& one : ended) {
+    CallbackRun* const callbacks = one.callbacks;
+    auto go_on = [promise = std::move(one.promise), status]() mutable { promise.Finish(status); };
+    if (callbacks != nullptr) {
+      callbacks->GoOn(std::move(go_on));
+    } else {
+      Post(std::move(go_on));
+    }
   }
 }
 

@@ -54,6 +54,7 @@ class ReplaceCollectivesHere {
   absl::Status status_;
 };
 
+class CallbackRun;
 struct CollectivePlan;
 
 // A loaded program whose devices talk to each other, and who they are. Any thread.
@@ -96,8 +97,9 @@ class LaunchShare {
   LaunchShare& operator=(const LaunchShare&) = delete;
 
   // What the run of part `index`, on the device at `position`, needs in its ExecuteOptions; lives as long as
-  // this.
-  absl::StatusOr<const pjrt::RunContext*> Context(const pjrt::Plugin& plugin, size_t index, int32_t position);
+  // this. `callbacks`: of a program that calls back too.
+  absl::StatusOr<const pjrt::RunContext*> Context(const pjrt::Plugin& plugin, size_t index, int32_t position,
+                                                  CallbackRun* callbacks = nullptr);
 
   // Why the launch cannot succeed; OK as long as nothing is known.
   absl::Status status() const;
@@ -159,6 +161,11 @@ class Collectives final : public cluster::CollectiveReceiver,
  private:
   friend class LaunchShare;
   struct Exchange;
+  // A device's program that is in a collective.
+  struct Waiting {
+    pjrt::FfiPromise promise;
+    CallbackRun* callbacks = nullptr;  // if it calls back too
+  };
   using LaunchKey = std::pair<cluster::SessionId, cluster::LaunchId>;
 
   absl::Status Join(CollectiveLaunch& launch, LaunchShare::Part& part, pjrt::FfiCall& call);
@@ -175,7 +182,7 @@ class Collectives final : public cluster::CollectiveReceiver,
   absl::Status SendToOthers(CollectiveLaunch& launch, const Exchange& exchange, size_t member,
                             int64_t instruction, int64_t occurrence);
   absl::Status SendReduced(CollectiveLaunch& launch, const Exchange& exchange);
-  void Finish(std::vector<pjrt::FfiPromise> promises, const absl::Status& status);
+  void Finish(std::vector<Waiting> ended, const absl::Status& status);
   void Post(absl::AnyInvocable<void()> task);
 
   const CollectivesOptions options_;

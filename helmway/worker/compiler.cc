@@ -60,6 +60,7 @@ absl::Status Describe(Compiler::Compiled* compiled) {
   HELMWAY_ASSIGN_OR_RETURN(program.outline,
                            program::OutlineOf(program.optimized_hlo_format, program.optimized_hlo));
   HELMWAY_ASSIGN_OR_RETURN(compiled->spec, ReadOutline(program));
+  program.calls_python = !compiled->spec.python_callbacks.empty();
   HELMWAY_ASSIGN_OR_RETURN(program.output_memory_kinds, executable.OutputMemoryKinds());
   program.fingerprint = executable.Fingerprint().value_or("");
   if (absl::StatusOr<pjrt::CompiledMemoryStats> stats = executable.GetCompiledMemoryStats(); stats.ok()) {

@@ -119,6 +119,13 @@ uint64_t Sequencer::Announce(LaunchRef launch) {
   return first_ + waiting_.size() - 1;
 }
 
+bool Sequencer::EnqueueUnlessSomeWait(const LaunchRef& launch) {
+  base::MutexLock lock(&mu_);
+  if (!waiting_.empty()) return false;
+  Push(launch);
+  return true;
+}
+
 void Sequencer::SetReady(uint64_t announced) {
   base::MutexLock lock(&mu_);
   waiting_[announced - first_].ready = true;
@@ -134,9 +141,34 @@ bool Sequencer::some_wait() const {
   return !waiting_.empty();
 }
 
+async::CompletionRef Sequencer::AddEntering() {
+  base::MutexLock lock(&mu_);
+  entering_.push_back(base::MakeRef<async::Completion>());
+  return entering_.back();
+}
+
+void Sequencer::AppendEntering(std::vector<async::CompletionRef>* entering) {
+  base::MutexLock lock(&mu_);
+  const auto is_done = [](const async::CompletionRef& event) { return event->done(); };
+  entering_.erase(std::remove_if(entering_.begin(), entering_.end(), is_done), entering_.end());
+  entering->insert(entering->end(), entering_.begin(), entering_.end());
+}
+
 void Sequencer::Push(const LaunchRef& launch) {
+  // Both before the launch may begin, which gives them up when it ends.
+  std::vector<SlotRef> late;
+  std::vector<ReadHold> holds;
+  for (LaunchPart& part : launch->parts()) {
+    for (const SlotRef& slot : part.results) {
+      if (slot->late.load(std::memory_order_relaxed)) late.push_back(slot);
+    }
+    for (ReadHold& hold : part.holds) holds.push_back(std::move(hold));
+    part.holds.clear();
+  }
   const std::vector<DeviceQueue*>& queues = launch->program().queues;
   for (size_t i = 0; i < queues.size(); ++i) queues[i]->Push(launch, i);
+  // What comes after this has its place behind it in the queues.
+  for (const SlotRef& slot : late) slot->late.store(false, std::memory_order_release);
 }
 
 }  // namespace helmway::worker

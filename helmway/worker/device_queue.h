@@ -85,9 +85,17 @@ class Sequencer {
   // in that order too: puts `launch` into the queues once SetReady was called and those before it are in.
   // Others may pass it meanwhile.
   uint64_t Announce(LaunchRef launch);
+  // The same at once for one that is ready, if no other waits. Otherwise does nothing.
+  bool EnqueueUnlessSomeWait(const LaunchRef& launch);
   void SetReady(uint64_t announced);
   // Whether one that was announced is not in the queues.
   bool some_wait() const;
+
+  // An event for a launch that will be put into the queues later than it was commanded, to be finished when
+  // it is.
+  async::CompletionRef AddEntering();
+  // Those that are not finished.
+  void AppendEntering(std::vector<async::CompletionRef>* entering);
 
  private:
   struct Waiting {
@@ -99,6 +107,7 @@ class Sequencer {
   mutable base::Mutex mu_;
   uint64_t first_ ABSL_GUARDED_BY(mu_) = 0;  // number of the first that waits
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  std::vector<async::CompletionRef> entering_ ABSL_GUARDED_BY(mu_);  // some may be done
 };
 
 }  // namespace helmway::worker

@@ -19,6 +19,11 @@ absl::StatusOr<pjrt::Buffer> MakeToken(const pjrt::Client& client, const pjrt::D
   return std::move(made.buffer);
 }
 
+void LoadedProgram::NoteTokens(const program::ExecutableSpec& spec) {
+  for (const program::ValueSpec& value : spec.parameters) token_parameters.push_back(value.is_token);
+  for (const program::ValueSpec& value : spec.outputs) token_outputs.push_back(value.is_token);
+}
+
 LaunchRecord::LaunchRecord(async::Outstanding::Token under_way, std::shared_ptr<const LoadedProgram> program,
                            int32_t launch_id, uint64_t user_context,
                            std::shared_ptr<const std::atomic<bool>> cancelled,

@@ -19,6 +19,7 @@
 #include "helmway/cluster/python_callback.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/pjrt/run_context.h"
+#include "helmway/program/executable_spec.h"
 #include "helmway/worker/collectives.h"
 #include "helmway/worker/slot.h"
 
@@ -52,6 +53,7 @@ struct LoadedProgram {
   // Which of them are tokens. Outside the plugin an empty array stands for each.
   std::vector<bool> token_parameters;
   std::vector<bool> token_outputs;
+  void NoteTokens(const program::ExecutableSpec& spec);
   // Whether there is room for what a run allocates; only for programs that allocate much.
   std::function<absl::Status()> check_room;
 };
@@ -105,7 +107,11 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
   absl::Status PrepareInputs(const LaunchPart& part, const DeviceQueue* queue) const;
   // Waits for all parts; gives the first error that any of them brought.
   absl::Status Meet(const absl::Status& mine);
-  absl::Status RunPartCallingBack(size_t index, const pjrt::RunContext& context);
+  // Parts of launches that call back (callback_launch.cc).
+  struct CallingPart;
+  absl::Status PrepareCallingBack(size_t index, const pjrt::RunContext& context, CallbackRun* run,
+                                  CallingPart* prepared);
+  absl::Status RunPartCallingBack(size_t index, CallingPart* prepared);
   void FinishPart(size_t index, const absl::Status& error);
   void FinishTokens(size_t index);
 

@@ -8,6 +8,7 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/ffi.h"
 #include "helmway/pjrt/ffi_call.h"
+#include "helmway/worker/run_data.h"
 
 namespace helmway::worker {
 namespace {
@@ -24,7 +25,10 @@ cluster::CallbackArray ToArray(const pjrt::FfiBuffer& buffer) {
 
 // The custom call.
 absl::Status CallPython(pjrt::FfiCall& ffi) {
-  auto* run = static_cast<CallbackRun*>(ffi.run_data());
+  const auto* data = static_cast<const RunData*>(ffi.run_data());
+  if (data == nullptr || data->callbacks == nullptr) {
+    return absl::InternalError("a Python callback outside a run of a program that has any");
+  }
   cluster::CallbackCall call;
   HELMWAY_ASSIGN_OR_RETURN(call.client, ffi.Uint64Attribute("client"));
   HELMWAY_ASSIGN_OR_RETURN(call.callback, ffi.Uint64Attribute("callback"));
@@ -37,8 +41,9 @@ absl::Status CallPython(pjrt::FfiCall& ffi) {
     call.results.push_back(ToArray(buffer));
   }
   HELMWAY_ASSIGN_OR_RETURN(pjrt::FfiPromise promise, ffi.Defer());
-  run->Call(std::move(call),
-            [promise = std::move(promise)](const absl::Status& status) mutable { promise.Finish(status); });
+  data->callbacks->Call(std::move(call), [promise = std::move(promise)](const absl::Status& status) mutable {
+    promise.Finish(status);
+  });
   return absl::OkStatus();
 }
 
@@ -46,12 +51,9 @@ absl::Status CallPython(pjrt::FfiCall& ffi) {
 
 void CallbackRun::Call(cluster::CallbackCall call, absl::AnyInvocable<void(const absl::Status&)> finish) {
   std::vector<cluster::CallbackArray> results = call.results;
-  // The rest of the program runs on the thread that finishes the call, and may wait there for other devices
-  // or call again: never a thread that others need.
   call.done = [this, results = std::move(results),
                finish = std::move(finish)](const absl::Status& status) mutable {
-    threads_->Run(
-        [outcome = Outcome(status, results), finish = std::move(finish)]() mutable { finish(outcome); });
+    GoOn([outcome = Outcome(status, results), finish = std::move(finish)]() mutable { finish(outcome); });
   };
   bool leave_out;
   {
@@ -67,7 +69,7 @@ void CallbackRun::Call(cluster::CallbackCall call, absl::AnyInvocable<void(const
 
 absl::Status CallbackRun::Outcome(const absl::Status& status,
                                   const std::vector<cluster::CallbackArray>& results) {
-  if (!many_devices_) return status;
+  if (!must_go_on_) return status;
   {
     base::MutexLock lock(&mu_);
     failure_.Update(status);

@@ -8,6 +8,7 @@
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/program/collectives.h"
+#include "helmway/program/compile_options.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/wire/ifrt_types.pb.h"
 #include "helmway/wire/xla_data.pb.h"
@@ -41,31 +42,11 @@ absl::Status UsedAndDonated(int32_t donated, int32_t used) {
       " donates what argument ", used, " uses, like f(donate(a), a)"));
 }
 
-// Calls `done` once when all of these are done, failed or not: on this thread, or where the last one is
-// finished.
-void WhenDone(const std::vector<async::CompletionRef>& events, absl::AnyInvocable<void()> done) {
-  struct State {
-    std::atomic<size_t> remaining;
-    absl::AnyInvocable<void()> done;
-
-    void OneDone() {
-      if (remaining.fetch_sub(1) == 1) done();
-    }
-  };
-  // One more than the events, for this call: so that an empty list is answered, and not before all are asked.
-  auto state = std::make_shared<State>();
-  state->remaining.store(events.size() + 1);
-  state->done = std::move(done);
-  for (const async::CompletionRef& event : events) {
-    event->OnDone([state](const absl::Status&) { state->OneDone(); });
-  }
-  state->OneDone();
-}
-
+// Calls `done` once when all of these are, failed or not: on this thread, or where the last one is finished.
 void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done) {
   std::vector<async::CompletionRef> events;
   for (const SlotRef& slot : slots) events.push_back(slot->ready);
-  WhenDone(events, std::move(done));
+  async::WhenAllDone(events, std::move(done));
 }
 
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
@@ -251,8 +232,8 @@ void Session::Execute(cluster::Launch launch) {
   parts.resize(devices);
   const bool calls_back = program->callback_client != nullptr;
   // What waits behind a launch that is late is late too.
-  bool late =
-      calls_back || !program->loaded->done() || (program->spans_workers && worker_->sequencer().some_wait());
+  bool late = calls_back || launch.may_be_passed || !program->loaded->done() ||
+              (program->spans_workers && worker_->sequencer().some_wait());
   bool held;
   absl::Status conflict;
   {
@@ -311,15 +292,16 @@ void Session::Execute(cluster::Launch launch) {
         part.arguments[0] = base::MakeRef<Slot>(async::DoneCompletion(conflict), nullptr);
       }
     }
-    // A program that calls back waits for its inputs by itself.
-    held = launch.held && !closed_ && !calls_back;
+    // A program that calls back waits for its inputs by itself. But of those that span workers each needs its
+    // place in the order of them all.
+    held = launch.held && !closed_ && (!calls_back || program->spans_workers);
     if (held) held_[launch.id] = record;
   }
-  if (calls_back) {
+  if (held) return;
+  if (calls_back && !program->spans_workers) {
     callback_lanes_->Push(launch.stream, std::move(record));
     return;
   }
-  if (held) return;
   if (late || !program->may_start_at_once) {
     Enqueue(std::move(record));
     return;
@@ -331,6 +313,12 @@ void Session::Execute(cluster::Launch launch) {
 }
 
 void Session::Enqueue(LaunchRef record) {
+  if (const std::shared_ptr<CallbackClient>& client = record->program().callback_client; client != nullptr) {
+    callback_lanes_->PushInOrder(*client, record);
+    return;
+  }
+  Sequencer& sequencer = worker_->sequencer();
+  const bool spans_workers = record->program().spans_workers;
   std::vector<async::CompletionRef> awaited;
   for (const LaunchPart& part : record->parts()) {
     for (const SlotRef& slot : part.arguments) {
@@ -338,43 +326,29 @@ void Session::Enqueue(LaunchRef record) {
     }
   }
   if (!record->program().loaded->done()) awaited.push_back(record->program().loaded);
-  const auto is_done = [](const async::CompletionRef& event) { return event->done(); };
-  entering_.erase(std::remove_if(entering_.begin(), entering_.end(), is_done), entering_.end());
-  if (record->program().spans_workers) {
-    // Other workers may get from those what their parts of this launch wait for, while this part has a place
-    // before them and keeps its device busy.
-    awaited.insert(awaited.end(), entering_.begin(), entering_.end());
-    const uint64_t announced = worker_->sequencer().Announce(std::move(record));
-    WhenDone(awaited, [worker = worker_, announced] { worker->sequencer().SetReady(announced); });
-  } else if (awaited.empty()) {
-    // If it was late when it was commanded, that is over.
-    const std::vector<SlotRef>& results = record->parts()[0].results;
-    if (results.empty() || !results[0]->late.load(std::memory_order_relaxed)) {
-      worker_->sequencer().Enqueue(record);
-    } else {
-      EnterQueues(worker_, std::move(record));
-    }
+  // Other workers may get from those what their parts of this launch wait for, while this part has a place
+  // before them and keeps its device busy.
+  if (spans_workers) sequencer.AppendEntering(&awaited);
+  if (awaited.empty()) {
+    if (!spans_workers) return sequencer.Enqueue(record);
+    if (sequencer.EnqueueUnlessSomeWait(record)) return;
+  }
+
+  // What is commanded, or released, after it may come before it.
+  for (LaunchPart& part : record->parts()) {
+    for (const SlotRef& slot : part.results) slot->late.store(true, std::memory_order_release);
+    if (!part.holds.empty()) continue;
+    for (const SlotRef& slot : part.arguments) part.holds.emplace_back(slot);
+  }
+  if (spans_workers) {
+    const uint64_t announced = sequencer.Announce(std::move(record));
+    async::WhenAllDone(awaited, [&sequencer, announced] { sequencer.SetReady(announced); });
   } else {
-    entering_.push_back(base::MakeRef<async::Completion>());
-    WhenDone(awaited, [worker = worker_, record = std::move(record), entered = entering_.back()]() mutable {
-      EnterQueues(worker, std::move(record));
+    async::WhenAllDone(awaited, [&sequencer, record = std::move(record), entered = sequencer.AddEntering()] {
+      sequencer.Enqueue(record);
       entered->Finish(absl::OkStatus());
     });
   }
-}
-
-void Session::EnterQueues(Worker* worker, LaunchRef record) {
-  // The launch gives its results up when it ends.
-  std::vector<SlotRef> results;
-  std::vector<ReadHold> holds;
-  for (LaunchPart& part : record->parts()) {
-    results.insert(results.end(), part.results.begin(), part.results.end());
-    for (ReadHold& hold : part.holds) holds.push_back(std::move(hold));
-    part.holds.clear();
-  }
-  worker->sequencer().Enqueue(record);
-  // What comes after this has its place behind it in the queues.
-  for (const SlotRef& slot : results) slot->late.store(false, std::memory_order_release);
 }
 
 void Session::Flush() {
@@ -390,6 +364,15 @@ void Session::ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) {
     if (it == held_.end()) return;
     record = std::move(it->second);
     held_.erase(it);
+  }
+  // What has come to read its arguments meanwhile may still be on its way into the queues.
+  for (LaunchPart& part : record->parts()) {
+    for (size_t a = 0; a < part.arguments.size(); ++a) {
+      const Slot& slot = *part.arguments[a];
+      if (slot.consumer == record.get() && slot.readers.load() > 0) {
+        part.kept_arguments.push_back(static_cast<int64_t>(a));
+      }
+    }
   }
   Enqueue(std::move(record));
 }
@@ -718,8 +701,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
   }
   cluster::CompiledProgram& result = compiled.program;
   for (const cluster::DeviceId device : result.devices) program->queues.push_back(worker_->queue(device));
-  for (const program::ValueSpec& value : spec.parameters) program->token_parameters.push_back(value.is_token);
-  for (const program::ValueSpec& value : spec.outputs) program->token_outputs.push_back(value.is_token);
+  program->NoteTokens(spec);
   program->has_cross_device_ops = result.devices.size() > 1 && spec.has_cross_device_ops;
   program->may_start_at_once = !calls_back && result.devices.size() == 1 && spec.is_short &&
                                spec.parameters.size() + spec.outputs.size() <= kMaxValuesToStartAtOnce;
@@ -768,11 +750,6 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
                      " has collectives between devices of different workers that the "
                      "plugin has not let us replace"));
   }
-  if (compiled.calls_back()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "program ", result.name,
-        " calls Python functions of its client, which a program on devices of several workers cannot do"));
-  }
   return std::move(result);
 }
 
@@ -790,7 +767,19 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   // The devices are those of the assignment.
   options.mutable_executable_build_options()->set_device_ordinal(-1);
   const std::string serialized_options = options.SerializeAsString();
-  auto load = [&] { return worker_->client().DeserializeAndLoad(*command.serialized, serialized_options); };
+  const xla::DeviceAssignmentProto& assignment = options.executable_build_options().device_assignment();
+  HELMWAY_ASSIGN_OR_RETURN(const std::vector<cluster::DeviceId> devices,
+                           program::AssignedDevices(serialized_options));
+  HELMWAY_ASSIGN_OR_RETURN(
+      const program::ExecutableSpec spec,
+      program::FromOptimizedHlo(program::kOutlineFormat, command.outline, devices, assignment.replica_count(),
+                                assignment.computation_count()));
+  const pjrt::Client* client = &worker_->client();
+  if (!spec.python_callbacks.empty()) {
+    HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
+    client = program->callback_client->client().get();
+  }
+  auto load = [&] { return client->DeserializeAndLoad(*command.serialized, serialized_options); };
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded = load();
   if (!loaded.ok() && CustomCalls::IsMissingTarget(loaded.status())) {
     if (worker_->custom_calls().Load().ok()) loaded = load();
@@ -809,7 +798,7 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
     program->positions.push_back(static_cast<int32_t>(at - all.begin()));
   }
   program->spans_workers = true;
-  program->token_outputs.resize(executable->num_outputs());
+  program->NoteTokens(spec);
   if (const auto stats = executable->GetCompiledMemoryStats(); stats.ok()) {
     CheckRoomFor((stats->output_bytes - stats->alias_bytes + stats->temp_bytes) *
                      static_cast<int64_t>(program->queues.size()),

@@ -94,7 +94,6 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::StatusOr<std::shared_ptr<CallbackClient>> GetCallbackClient();
   // Puts a launch into the queues of its devices, once its program is loaded and none of its inputs is late.
   void Enqueue(LaunchRef record);
-  static void EnterQueues(Worker* worker, LaunchRef record);
 
   Worker* const worker_;
   const cluster::SessionId id_;
@@ -112,9 +111,6 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::flat_hash_map<cluster::BufferId, Receiving> receiving_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::BufferId, absl::StatusOr<cluster::HostContents>> arrived_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<CallbackClient> callback_client_ ABSL_GUARDED_BY(mu_);  // null until it is needed
-  // Of launches that are not in the queues yet, though they were commanded; some may be done. Of the command
-  // thread.
-  std::vector<async::CompletionRef> entering_;
   // Has launches that wait for Flush.
   std::atomic<DeviceQueue*> unflushed_{nullptr};
 };

@@ -222,6 +222,82 @@ TEST_F(WorkerGroupTest, SessionsDoNotWaitForEachOther) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// ---- Programs that call Python functions of their client --------------------------------------------------
+
+TEST_F(WorkerGroupTest, EveryWorkerCallsTheClient) {
+  ASSERT_TRUE(Compile(1, kAllCallBack).ok());
+  PutFour(1);
+  const StatusAnswer done = Begin(1, 1, 11);
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  for (cluster::CallbackCall& call : calls) AnswerTimesTen(std::move(call));
+  EXPECT_TRUE(done.Wait().ok()) << done.Wait();
+  for (BufferId id = 11; id < 15; ++id) EXPECT_THAT(*Read(id), ElementsAre(120, 160)) << id;
+}
+
+TEST_F(WorkerGroupTest, AFunctionThatFailsFailsTheRunOnAllWorkers) {
+  ASSERT_TRUE(Compile(1, kAllCallBack).ok());
+  ASSERT_TRUE(Compile(2, kSum).ok());
+  PutFour(1);
+  const StatusAnswer done = Begin(1, 1, 11);
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  calls[0].done(absl::InternalError("ValueError: no"));
+  for (size_t i = 1; i < 4; ++i) AnswerTimesTen(std::move(calls[i]));
+  EXPECT_THAT(std::string(done.Wait().message()), ::testing::HasSubstr("ValueError: no"));
+  for (BufferId id = 11; id < 15; ++id) {
+    EXPECT_THAT(std::string(Read(id).status().message()), ::testing::HasSubstr("ValueError: no")) << id;
+  }
+  EXPECT_TRUE(Run(2, 1, 21).ok());
+}
+
+// Neither other sessions nor what needs nothing of it. Its result reaches a program by a copy and another
+// program.
+TEST_F(WorkerGroupTest, AFunctionThatDoesNotAnswerHoldsUpOnlyWhatNeedsIt) {
+  ASSERT_TRUE(Compile(1, kAllCallBack).ok());
+  ASSERT_TRUE(Compile(2, kSum).ok());
+  ASSERT_TRUE(Compile(3, kTwice).ok());
+  PutFour(1);
+  const StatusAnswer calls_back = Begin(1, 1, 11);
+  const StatusAnswer twice = Begin(3, 11, 21);
+  session_->Copy({.sources = {21, 4, {}}, .results = {31, 4, {}}, .devices = {2048, 2049, 0, 1}});
+  session_->Copy({.sources = {31, 4, {}}, .results = {41, 4, {}}, .devices = kDevices});
+  const StatusAnswer sum = Begin(2, 41, 51);
+  EXPECT_TRUE(Run(2, 1, 61).ok());
+  EXPECT_THAT(*Read(61), ElementsAre(28));
+  const Summing other(group_.get(), 77);
+  const StatusAnswer others = other.Execute(1);
+  other.session->Flush();
+  EXPECT_TRUE(others.Wait().ok()) << others.Wait();
+  other.session->Close();
+  EXPECT_FALSE(calls_back.done());
+  EXPECT_FALSE(twice.done());
+  EXPECT_FALSE(sum.done());
+
+  for (int i = 0; i < 4; ++i) AnswerTimesTen(sink_->Next());
+  EXPECT_TRUE(sum.Wait().ok()) << sum.Wait();
+  // 2 * (120 + 160) for each of four shards.
+  EXPECT_THAT(*Read(51), ElementsAre(2240));
+}
+
+TEST_F(WorkerGroupTest, TheEndOfASessionDropsWhatWaitsForAFunction) {
+  ASSERT_TRUE(Compile(1, kAllCallBack).ok());
+  ASSERT_TRUE(Compile(2, kTwice).ok());
+  PutFour(1);
+  const StatusAnswer calls_back = Begin(1, 1, 11);
+  const StatusAnswer twice = Begin(2, 11, 21);
+  std::vector<cluster::CallbackCall> calls;
+  for (int i = 0; i < 4; ++i) calls.push_back(sink_->Next());
+  session_->Close();
+  for (cluster::CallbackCall& call : calls) call.done(absl::CancelledError("the session has ended"));
+  EXPECT_FALSE(calls_back.Wait().ok());
+  EXPECT_FALSE(twice.Wait().ok());
+  session_ = group_->OpenSession(77, nullptr);
+  ASSERT_TRUE(Compile(1, kSum).ok());
+  PutFour(1);
+  EXPECT_TRUE(Run(1, 1, 11).ok());
+}
+
 TEST_F(WorkerGroupTest, ASessionThatEndsLeavesNoGapInTheOrderOfLaunches) {
   const Summing ends(group_.get(), 1), stays(group_.get(), 2);
   // Has its place, and has not gone out.

@@ -118,7 +118,7 @@ class WorkerGroupTest : public ::testing::Test {
     auto group = cluster::WorkerGroup::Create(std::move(links));
     ASSERT_TRUE(group.ok()) << group.status();
     group_ = *std::move(group);
-    session_ = group_->OpenSession(1234, nullptr);
+    session_ = group_->OpenSession(1234, sink_);
   }
 
   // The worker is gone.
@@ -214,6 +214,9 @@ class WorkerGroupTest : public ::testing::Test {
   }
   // Runs a program of four devices with one argument and one result, and waits for its end.
   absl::Status Run(cluster::ExecutableId program, cluster::BufferId argument, cluster::BufferId result) {
+    return Begin(program, argument, result).Wait();
+  }
+  StatusAnswer Begin(cluster::ExecutableId program, cluster::BufferId argument, cluster::BufferId result) {
     StatusAnswer done;
     cluster::Launch launch;
     launch.id = next_launch_++;
@@ -223,7 +226,7 @@ class WorkerGroupTest : public ::testing::Test {
     launch.on_done = done;
     session_->Execute(std::move(launch));
     session_->Flush();
-    return done.Wait();
+    return done;
   }
   // A program of one partition for each device.
   absl::StatusOr<cluster::CompiledProgram> Compile(cluster::ExecutableId id, const std::string& code) {
@@ -243,6 +246,7 @@ class WorkerGroupTest : public ::testing::Test {
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   // Where the compile caches of all workers persist.
   const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
+  const std::shared_ptr<TestSink> sink_ = std::make_shared<TestSink>();
   net::MessageStreamClient streams_;
   uint64_t next_incarnation_ = 10;
   cluster::BufferId next_probe_ = 1'000'000;

@@ -164,31 +164,6 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     link_ = remote_.get();
   }
 
-  // Takes the calls of programs to their client, for the test to answer.
-  class Sink final : public cluster::CallbackSink {
-   public:
-    void Call(cluster::CallbackCall call) override {
-      base::MutexLock lock(&mu_);
-      calls_.push_back(std::move(call));
-    }
-    cluster::CallbackCall Next() {
-      auto there = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !calls_.empty(); };
-      base::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(&there));
-      cluster::CallbackCall call = std::move(calls_.front());
-      calls_.pop_front();
-      return call;
-    }
-    bool empty() {
-      base::MutexLock lock(&mu_);
-      return calls_.empty();
-    }
-
-   private:
-    base::Mutex mu_;
-    std::deque<cluster::CallbackCall> calls_ ABSL_GUARDED_BY(mu_);
-  };
-
   std::shared_ptr<SessionLink> OpenSession() {
     sessions_.push_back(link_->OpenSession(sessions_.size() + 1, sink_));
     return sessions_.back();
@@ -307,7 +282,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     EXPECT_THAT(ReadOk(*session, 18), ElementsAre(8, 9));
   }
 
-  const std::shared_ptr<Sink> sink_ = std::make_shared<Sink>();
+  const std::shared_ptr<TestSink> sink_ = std::make_shared<TestSink>();
   const std::shared_ptr<base::HostMemoryPool> pool_ = std::make_shared<base::HostMemoryPool>(64 << 20);
   std::function<int64_t()> available_memory_ = [] { return base::AvailableMemoryBytes(); };
   std::shared_ptr<cache::CompileCache> cache_ =
@@ -2140,48 +2115,7 @@ std::string CallsBack(int64_t size = 4) {
       "\n %2 = stablehlo.add %1, %one : ", type, "\n return %2 : ", type, "\n } }");
 }
 
-// On four devices: the sum over all of callback(shard of x), in every shard.
-constexpr char kAllCallBack[] = R"(
-module @all_call_back attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
-  func.func public @main(%a: tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"})
-      -> (tensor<8xf32> {mhlo.sharding = "{devices=[4]<=[4]}"}) {
-    %0 = stablehlo.custom_call @Sharding(%a) {mhlo.sharding = "{devices=[4]<=[4]}"}
-        : (tensor<8xf32>) -> tensor<8xf32>
-    %1 = stablehlo.custom_call @SPMDFullToShardShape(%0) {mhlo.sharding = "{manual}"}
-        : (tensor<8xf32>) -> tensor<2xf32>
-    %2 = stablehlo.custom_call @xla_ffi_python_cpu_callback(%1) {api_version = 4 : i32, has_side_effect = true,
-        backend_config = {callback = 5 : ui64, client = 77 : ui64}, mhlo.sharding = "{manual}"}
-        : (tensor<2xf32>) -> tensor<2xf32>
-    %3 = "stablehlo.all_reduce"(%2) ({
-      ^bb0(%p: tensor<f32>, %q: tensor<f32>):
-        %s = stablehlo.add %p, %q : tensor<f32>
-        stablehlo.return %s : tensor<f32>
-    }) {replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>, use_global_device_ids,
-        channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, mhlo.sharding = "{manual}"}
-        : (tensor<2xf32>) -> tensor<2xf32>
-    %4 = stablehlo.custom_call @Sharding(%3) {mhlo.sharding = "{manual}"} : (tensor<2xf32>) -> tensor<2xf32>
-    %5 = stablehlo.custom_call @SPMDShardToFullShape(%4) {mhlo.sharding = "{devices=[4]<=[4]}"}
-        : (tensor<2xf32>) -> tensor<8xf32>
-    return %5 : tensor<8xf32>
-  }
-})";
-
-class CallbackTest : public WorkerTest {
- protected:
-  static std::vector<float> Floats(const cluster::CallbackArray& array) {
-    std::vector<float> values(static_cast<size_t>(array.bytes) / sizeof(float));
-    std::memcpy(values.data(), array.data, static_cast<size_t>(array.bytes));
-    return values;
-  }
-  // The function: every number times ten.
-  static void AnswerTimesTen(cluster::CallbackCall call) {
-    std::vector<float> values = Floats(call.arguments.at(0));
-    for (float& value : values) value *= 10;
-    ASSERT_EQ(call.results.at(0).bytes, call.arguments.at(0).bytes);
-    std::memcpy(call.results[0].data, values.data(), values.size() * sizeof(float));
-    call.done(absl::OkStatus());
-  }
-};
+class CallbackTest : public WorkerTest {};
 
 TEST_P(CallbackTest, CallsTheClient) {
   CompileOk(*session_, 1, CallsBack());
