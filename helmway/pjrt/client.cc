@@ -11,6 +11,7 @@
 #include "helmway/pjrt/compile_options.h"
 #include "helmway/pjrt/error.h"
 #include "helmway/pjrt/extensions.h"
+#include "helmway/pjrt/key_value_callbacks.h"
 #include "helmway/pjrt/layout.h"
 #include "helmway/pjrt/layout_text.h"
 #include "helmway/pjrt/named_value.h"
@@ -45,7 +46,8 @@ Memory* Device::FindMemory(std::string_view kind) const {
 }
 
 absl::StatusOr<std::shared_ptr<Client>> Client::Create(std::shared_ptr<Plugin> plugin,
-                                                       std::vector<Option> options) {
+                                                       std::vector<Option> options,
+                                                       std::shared_ptr<KeyValueStore> key_values) {
   std::vector<PJRT_NamedValue> values;
   values.reserve(options.size());
   for (const Option& option : options) values.push_back(ToNamedValue(option.name, option.value));
@@ -53,17 +55,18 @@ absl::StatusOr<std::shared_ptr<Client>> Client::Create(std::shared_ptr<Plugin> p
   PJRT_Client_Create_Args args{.struct_size = PJRT_Client_Create_Args_STRUCT_SIZE,
                                .create_options = values.data(),
                                .num_options = values.size()};
+  if (key_values != nullptr) SetKeyValueCallbacks(key_values.get(), &args);
   if (absl::Status s = ToStatus(api, api->PJRT_Client_Create(&args)); !s.ok()) {
     return absl::Status(
         s.code(), absl::StrCat("creating a client of the PJRT plugin '", plugin->path(), "': ", s.message()));
   }
-  std::shared_ptr<Client> client(new Client(std::move(plugin), args.client));
+  std::shared_ptr<Client> client(new Client(std::move(plugin), std::move(key_values), args.client));
   if (absl::Status s = client->Describe(); !s.ok()) return s;
   return client;
 }
 
-Client::Client(std::shared_ptr<Plugin> plugin, PJRT_Client* client)
-    : plugin_(std::move(plugin)), client_(client) {}
+Client::Client(std::shared_ptr<Plugin> plugin, std::shared_ptr<KeyValueStore> key_values, PJRT_Client* client)
+    : plugin_(std::move(plugin)), key_values_(std::move(key_values)), client_(client) {}
 
 Client::~Client() {
   PJRT_Client_Destroy_Args args{.struct_size = PJRT_Client_Destroy_Args_STRUCT_SIZE, .client = client_};

@@ -15,9 +15,11 @@
 #include "helmway/async/outstanding.h"
 #include "helmway/pjrt/attribute.h"
 #include "helmway/pjrt/buffer.h"
+#include "helmway/pjrt/client_options.h"
 #include "helmway/pjrt/element_type.h"
 #include "helmway/pjrt/event.h"
 #include "helmway/pjrt/executable.h"
+#include "helmway/pjrt/key_value_store.h"
 #include "helmway/pjrt/plugin.h"
 
 struct PJRT_Client;
@@ -90,12 +92,6 @@ class Memory {
   std::vector<Device*> devices_;
 };
 
-// A client option by name, e.g. {"cpu_device_count", int64_t{4}}. The plugin refuses names it does not know.
-struct Option {
-  std::string name;
-  AttributeValue value;
-};
-
 struct CompileRequest {
   std::string_view code;
   // "mlir" (text or bytecode), "hlo" or "hlo_with_config" (serialized protos).
@@ -154,8 +150,12 @@ struct DeviceViewArgs {
 // last reference destroys it; that must not happen on a plugin thread (in an Event callback). Any thread.
 class Client : public std::enable_shared_from_this<Client> {
  public:
+  // `key_values`: where the plugin's clients of several processes meet; null: this client has no others. Then
+  // it blocks until the others are made too, or the plugin has no more patience. Errors are the plugin's,
+  // with its code and text, after the name of its file.
   static absl::StatusOr<std::shared_ptr<Client>> Create(std::shared_ptr<Plugin> plugin,
-                                                        std::vector<Option> options = {});
+                                                        std::vector<Option> options = {},
+                                                        std::shared_ptr<KeyValueStore> key_values = nullptr);
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -219,12 +219,13 @@ class Client : public std::enable_shared_from_this<Client> {
                                      absl::Span<const int64_t> dims, const Memory* memory) const;
 
  private:
-  Client(std::shared_ptr<Plugin> plugin, PJRT_Client* client);
+  Client(std::shared_ptr<Plugin> plugin, std::shared_ptr<KeyValueStore> key_values, PJRT_Client* client);
   absl::Status Describe();
   absl::Status DescribeDevice(Device& device);
   absl::Status DescribeMemory(Memory& memory);
 
   std::shared_ptr<Plugin> plugin_;
+  const std::shared_ptr<KeyValueStore> key_values_;  // the plugin calls it as long as the client lives
   PJRT_Client* client_;
   mutable async::Outstanding callbacks_;
   std::string platform_name_;
