@@ -65,6 +65,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
       held->set_task(placement_->task);
       held->set_worker(placement_->worker);
       held->set_instance_type(placement_->instance_type);
+      hello->set_generation(observer_->slice_generation());
     }
     return message;
   }
@@ -72,6 +73,9 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
   absl::Status OnMessage(proto::ManagerToWorker message) override {
     if (message.has_assigned()) return OnAssigned(message.assigned());
     if (message.has_registered() && placement_.has_value()) OnRegistered();
+    if (message.has_slice_restarted() && placement_.has_value()) {
+      observer_->OnSliceRestarted(absl::AbortedError(message.slice_restarted().reason()));
+    }
     return absl::OkStatus();
   }
 
@@ -86,6 +90,8 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
     placement.slices = assigned.slices();
     placement.workers = assigned.workers();
     placement.address = assigned.address();
+    placement.manager_incarnation =
+        placement_.has_value() ? placement_->manager_incarnation : assigned.manager_incarnation();
     if (!placement_.has_value()) {
       auto info = observer_->OnPlaced(placement);
       if (!info.ok()) {
@@ -105,6 +111,7 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
     proto::WorkerMessage ready;
     *ready.mutable_ready()->mutable_info() = info_;
     ready.mutable_ready()->set_cpu_standin(options_.cpu_standin);
+    ready.mutable_ready()->set_generation(observer_->slice_generation());
     client_.Send(std::move(ready));
     return absl::OkStatus();
   }

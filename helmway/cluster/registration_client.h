@@ -38,9 +38,10 @@ struct AssignedPlace {
   std::string instance_type;  // of the slice, "cpu:2x4"
   int32_t hosts = 0;          // of the slice
   int32_t devices_per_host = 0;
-  int32_t slices = 0;   // of the cluster
-  int32_t workers = 0;  // of the cluster
-  std::string address;  // host:port where proxies and other workers reach this one
+  int32_t slices = 0;                // of the cluster
+  int32_t workers = 0;               // of the cluster
+  std::string address;               // host:port where proxies and other workers reach this one
+  uint64_t manager_incarnation = 0;  // of the manager's life that gave this place first
 };
 
 // Called on the client's thread, one at a time.
@@ -51,6 +52,12 @@ class RegistrationObserver {
   // OnFailed gets it, and nothing more is tried.
   virtual absl::StatusOr<WorkerInfo> OnPlaced(const AssignedPlace& placement) = 0;
   virtual void OnFailed(const absl::Status& status) = 0;
+  // Asked after OnPlaced: the generation of its slice that this worker's devices were made in, if they are
+  // part of a client of several processes (KeyValueClient), else 0.
+  virtual uint64_t slice_generation() const { return 0; }
+  // Another worker of the slice has started again, and cannot join the client that this one is part of. Once
+  // for each time that the manager says so; a worker without such a client is never told.
+  virtual void OnSliceRestarted(const absl::Status& /*why*/) {}
   // The manager knows this worker and its devices; after OnLost, again.
   virtual void OnRegistered(const AssignedPlace& placement) = 0;
   // The manager is not reached, or refuses. The worker keeps what it has; another attempt follows.

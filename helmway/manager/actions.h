@@ -46,13 +46,24 @@ struct ForgetProbes {
   int32_t worker;
 };
 
+// One call of the key-value store. Never 0, never used again.
+using KeyValueCallId = uint64_t;
+
+// End the call; `answer` if the status is OK.
+struct AnswerKeyValue {
+  KeyValueCallId call;
+  absl::Status status;
+  cluster::proto::KeyValueAnswer answer;
+};
+
 struct LogLine {
   enum Level { kInfo, kWarning, kError, kForTools };
   Level level;
   std::string text;
 };
 
-using Action = std::variant<SendToWorker, SendToProxy, CloseConnection, StartProbe, ForgetProbes, LogLine>;
+using Action = std::variant<SendToWorker, SendToProxy, CloseConnection, StartProbe, ForgetProbes,
+                            AnswerKeyValue, LogLine>;
 using Actions = std::vector<Action>;
 
 }  // namespace helmway::manager

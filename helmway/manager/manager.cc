@@ -43,6 +43,7 @@ Manager::Manager(ManagerSettings settings, uint64_t incarnation, uint64_t first_
       settles_at_(now + settings_.recovery_time),
       places_(&settings_, incarnation),
       leases_(SliceTypes(settings_), first_lease),
+      key_values_(&settings_, incarnation),
       warn_at_(now + settings_.no_slice_warning) {}
 
 // ---- Workers ------------------------------------------------------------------------------------------
@@ -53,9 +54,11 @@ Actions Manager::OnWorkerMessage(absl::Time now, ConnectionId connection, absl::
   switch (message.message_case()) {
     case cluster::proto::WorkerMessage::kHello:
       places_.OnHello(now, connection, peer, message.hello(), actions);
+      TakeGeneration(connection, message.hello().generation(), actions);
       break;
     case cluster::proto::WorkerMessage::kReady:
       places_.OnReady(now, connection, message.ready(), actions);
+      TakeGeneration(connection, message.ready().generation(), actions);
       break;
     case cluster::proto::WorkerMessage::kDraining:
       places_.OnDraining(now, connection, message.draining(), actions);
@@ -78,6 +81,43 @@ Actions Manager::OnProbeAnswer(absl::Time now, int32_t worker, uint64_t probe, c
   places_.OnProbeAnswer(now, worker, probe, status, actions);
   return Finish(now, std::move(actions));
 }
+
+void Manager::TakeGeneration(ConnectionId connection, uint64_t generation, Actions& actions) {
+  const Place* place = places_.PlaceOfConnection(connection);
+  if (place == nullptr || generation == 0) return;
+  TellToRestart(key_values_.OnFormed(place->slice, place->task, place->incarnation, generation), actions);
+}
+
+void Manager::TellToRestart(const KeyValues::Outdated& outdated, Actions& actions) {
+  for (const uint64_t incarnation : outdated.workers) {
+    const Place* place = places_.PlaceOf(incarnation);
+    if (place == nullptr) continue;
+    actions.push_back(LogLine{LogLine::kWarning,
+                              absl::StrCat("the worker on ", place->name, " (slice ", place->slice, ", host ",
+                                           place->task, ") has to start again: ", outdated.reason)});
+    // One without a stream is told when it comes back.
+    if (place->connection == 0) continue;
+    cluster::proto::ManagerToWorker message;
+    message.mutable_slice_restarted()->set_reason(outdated.reason);
+    actions.push_back(SendToWorker{place->connection, std::move(message)});
+  }
+}
+
+// ---- What plugins tell each other ------------------------------------------------------------------------
+
+Actions Manager::OnKeyValueCall(absl::Time now, KeyValueCallId call,
+                                const cluster::proto::KeyValueRequest& request) {
+  Actions actions;
+  const Place* place = places_.PlaceOf(request.incarnation());
+  if (place == nullptr) {
+    actions.push_back(AnswerKeyValue{call, key_values_.WhyUnknown(request), {}});
+    return actions;
+  }
+  TellToRestart(key_values_.OnCall(now, call, place->slice, place->task, request, actions), actions);
+  return actions;
+}
+
+void Manager::OnKeyValueGone(KeyValueCallId call) { key_values_.OnGone(call); }
 
 // ---- Proxies ------------------------------------------------------------------------------------------
 
@@ -217,6 +257,7 @@ void Manager::EndLease(uint64_t proxy, absl::string_view name, absl::string_view
 Actions Manager::OnTime(absl::Time now) {
   Actions actions;
   places_.OnTime(now, actions);
+  key_values_.OnTime(now, actions);
   std::vector<ConnectionId> silent;
   for (const auto& [connection, watcher] : watchers_) {
     if (now - watcher.last_heard >= settings_.proxy_silence) silent.push_back(connection);
@@ -252,7 +293,7 @@ Actions Manager::OnTime(absl::Time now) {
 }
 
 absl::Time Manager::next_deadline() const {
-  absl::Time next = std::min(places_.next_deadline(), warn_at_);
+  absl::Time next = std::min({places_.next_deadline(), key_values_.next_deadline(), warn_at_});
   if (!settled_) next = std::min(next, settles_at_);
   for (const auto& [connection, watcher] : watchers_) {
     next = std::min(next, watcher.last_heard + settings_.proxy_silence);

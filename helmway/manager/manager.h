@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "helmway/cluster/manager.pb.h"
 #include "helmway/manager/actions.h"
+#include "helmway/manager/key_values.h"
 #include "helmway/manager/leases.h"
 #include "helmway/manager/places.h"
 #include "helmway/manager/settings.h"
@@ -44,6 +45,10 @@ class Manager {
   Actions OnProxySent(absl::Time now, ConnectionId connection);
   Actions OnProxyClosed(absl::Time now, ConnectionId connection);
 
+  // Calls of the key-value store, each answered by one AnswerKeyValue, unless the caller has gone.
+  Actions OnKeyValueCall(absl::Time now, KeyValueCallId call, const cluster::proto::KeyValueRequest& request);
+  void OnKeyValueGone(KeyValueCallId call);
+
   // To be called when the deadline has come; earlier does no harm.
   Actions OnTime(absl::Time now);
   absl::Time next_deadline() const;
@@ -73,6 +78,10 @@ class Manager {
   void Dismiss(ConnectionId connection, const absl::Status& status, Actions& actions);
   void Forget(ConnectionId connection);
   void EndLease(uint64_t proxy, absl::string_view name, absl::string_view why, Actions& actions);
+  // A worker has come with a client of many processes, or has made it.
+  void TakeGeneration(ConnectionId connection, uint64_t generation, Actions& actions);
+  // Tells workers whose slice has gone on without them to start again.
+  void TellToRestart(const KeyValues::Outdated& outdated, Actions& actions);
   // Brings everything that follows from an event up to date.
   Actions Finish(absl::Time now, Actions actions);
   void Tell(ConnectionId connection, Watcher& watcher, Actions& actions);
@@ -83,6 +92,7 @@ class Manager {
   const absl::Time settles_at_;
   Places places_;
   Leases leases_;
+  KeyValues key_values_;
   std::map<ConnectionId, Watcher> watchers_;
   std::map<uint64_t, ConnectionId> proxies_;  // by incarnation, those with a stream
   struct Gone {

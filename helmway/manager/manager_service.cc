@@ -104,6 +104,21 @@ std::shared_ptr<net::ProxyHandler> ManagerService::OnProxy(std::shared_ptr<net::
   return std::make_shared<ProxyConnection>(this, id, std::move(stream));
 }
 
+absl::AnyInvocable<void()> ManagerService::OnKeyValue(std::shared_ptr<net::KeyValueCall> call,
+                                                      const cluster::proto::KeyValueRequest& request) {
+  const KeyValueCallId id = ++last_key_value_call_;
+  loop_.Post([this, id, call = std::move(call), request] {
+    key_value_calls_[id] = call;
+    Do(manager_.OnKeyValueCall(base::SteadyNow(), id, request));
+  });
+  return [this, id] {
+    loop_.Post([this, id] {
+      key_value_calls_.erase(id);
+      manager_.OnKeyValueGone(id);
+    });
+  };
+}
+
 void ManagerService::Do(Actions actions) {
   for (Action& action : actions) std::visit([this](auto& each) { Do(each); }, action);
   loop_.SetDeadline(manager_.next_deadline());
@@ -138,6 +153,17 @@ void ManagerService::Do(StartProbe& action) {
 }
 
 void ManagerService::Do(ForgetProbes& action) { prober_.Forget(action.worker); }
+
+void ManagerService::Do(AnswerKeyValue& action) {
+  const auto it = key_value_calls_.find(action.call);
+  if (it == key_value_calls_.end()) return;
+  if (action.status.ok()) {
+    it->second->Answer(std::move(action.answer));
+  } else {
+    it->second->Answer(action.status);
+  }
+  key_value_calls_.erase(it);
+}
 
 void ManagerService::Do(LogLine& action) {
   switch (action.level) {

@@ -31,6 +31,8 @@ class ManagerService final : public net::ManagerCalls {
 
   std::shared_ptr<net::WorkerHandler> OnWorker(std::shared_ptr<net::WorkerStream> stream) override;
   std::shared_ptr<net::ProxyHandler> OnProxy(std::shared_ptr<net::ProxyStream> stream) override;
+  absl::AnyInvocable<void()> OnKeyValue(std::shared_ptr<net::KeyValueCall> call,
+                                        const cluster::proto::KeyValueRequest& request) override;
 
  private:
   class WorkerConnection;
@@ -43,13 +45,16 @@ class ManagerService final : public net::ManagerCalls {
   void Do(CloseConnection& action);
   void Do(StartProbe& action);
   void Do(ForgetProbes& action);
+  void Do(AnswerKeyValue& action);
   void Do(LogLine& action);
 
   absl::AnyInvocable<void(const std::string&)> log_for_tools_;
   Manager manager_;
   absl::flat_hash_map<ConnectionId, std::shared_ptr<net::WorkerStream>> workers_;
   absl::flat_hash_map<ConnectionId, std::shared_ptr<net::ProxyStream>> proxies_;
+  absl::flat_hash_map<KeyValueCallId, std::shared_ptr<net::KeyValueCall>> key_value_calls_;
   std::atomic<ConnectionId> last_connection_{0};
+  std::atomic<KeyValueCallId> last_key_value_call_{0};
 
   // Probes that end still post to the loop, which has been stopped by then.
   async::EventLoop loop_;

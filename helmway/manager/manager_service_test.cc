@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/random.h"
+#include "helmway/cluster/key_value_client.h"
 #include "helmway/cluster/membership_client.h"
 #include "helmway/cluster/registration_client.h"
 #include "helmway/cluster/worker_info.h"
@@ -92,6 +95,8 @@ struct WorkerLog {
   int placed = 0;
   int registered = 0;
   int lost = 0;
+  int met = 0;       // has told its peers of itself, or failed to
+  int restarts = 0;  // of the slice
   cluster::AssignedPlace placement;
   absl::Status last_loss;
   absl::Status failure;
@@ -100,13 +105,25 @@ struct WorkerLog {
 // A worker that has a health service, a registration, and devices that are only described.
 class RunningWorker final : public cluster::RegistrationObserver {
  public:
-  explicit RunningWorker(const std::string& manager, absl::Status makes_devices = absl::OkStatus())
-      : makes_devices_(std::move(makes_devices)), server_(StartOnLastingPort({})), port_(server_->port()) {
-    client_ = cluster::RegistrationClient::Start(
-        {.manager_address = manager, .host = "test", .port = port_, .backoff = kQuick}, this);
+  // `meets_peers`: tells the others of its slice of itself before it has devices, as plugins do, and waits
+  // for all of them.
+  explicit RunningWorker(const std::string& manager, absl::Status makes_devices = absl::OkStatus(),
+                         bool meets_peers = false)
+      : makes_devices_(std::move(makes_devices)),
+        meets_peers_(meets_peers),
+        manager_(manager),
+        server_(StartOnLastingPort({})),
+        port_(server_->port()) {
+    client_ = cluster::RegistrationClient::Start({.manager_address = manager,
+                                                  .incarnation = incarnation_,
+                                                  .host = "test",
+                                                  .port = port_,
+                                                  .backoff = kQuick},
+                                                 this);
   }
   // As a process that is killed.
   ~RunningWorker() override {
+    if (log.Now().met > 0) keys_->Cancel();
     StopServer();
     client_.reset();
   }
@@ -126,6 +143,9 @@ class RunningWorker final : public cluster::RegistrationObserver {
       l.placement = placement;
     });
     if (!makes_devices_.ok()) return makes_devices_;
+    if (meets_peers_) {
+      if (absl::Status met = MeetPeers(placement); !met.ok()) return met;
+    }
     return *cluster::WorkerInfoFromProto(TestDevices(placement.worker, placement.devices_per_host));
   }
   void OnFailed(const absl::Status& status) override {
@@ -144,10 +164,42 @@ class RunningWorker final : public cluster::RegistrationObserver {
     });
   }
 
+  uint64_t slice_generation() const override { return generation_; }
+  void OnSliceRestarted(const absl::Status& why) override {
+    log.Change([&](WorkerLog& l) {
+      ++l.restarts;
+      l.last_loss = why;
+    });
+  }
+
+  // Once it is placed.
+  cluster::KeyValueClient& keys() { return *keys_; }
+  uint64_t generation() const { return generation_; }
+
   Watched<WorkerLog> log;
 
  private:
+  absl::Status MeetPeers(const cluster::AssignedPlace& placement) {
+    keys_ = cluster::KeyValueClient::Create({.manager_address = manager_,
+                                             .incarnation = incarnation_,
+                                             .manager_incarnation = placement.manager_incarnation});
+    const absl::Status put = keys_->Put(absl::StrCat("host ", placement.task), "here");
+    log.Change([](WorkerLog& l) { ++l.met; });
+    if (!put.ok()) return put;
+    for (int task = 0; task < placement.hosts; ++task) {
+      const auto got = keys_->Get(absl::StrCat("host ", task), absl::Hours(1));
+      if (!got.ok()) return got.status();
+    }
+    generation_ = keys_->SetFormed();
+    return absl::OkStatus();
+  }
+
   const absl::Status makes_devices_;
+  const bool meets_peers_;
+  const std::string manager_;
+  const uint64_t incarnation_ = base::UnguessableId();
+  std::unique_ptr<cluster::KeyValueClient> keys_;
+  std::atomic<uint64_t> generation_{0};
   std::unique_ptr<net::GrpcServer> server_;
   const int port_;
   std::unique_ptr<cluster::RegistrationClient> client_;
@@ -354,6 +406,88 @@ TEST(ManagerServiceTest, AnImpossibleLeaseIsRefused) {
   const ProxyLog log = proxy.log.Await([](const ProxyLog& l) { return l.lost > 0; });
   EXPECT_EQ(log.last_loss.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(log.last_loss.message()), HasSubstr("--virtual_slices"));
+}
+
+// ---- What plugins tell each other ------------------------------------------------------------------------
+
+std::unique_ptr<RunningWorker> WorkerWithPeers(const std::string& manager) {
+  return std::make_unique<RunningWorker>(manager, absl::OkStatus(), /*meets_peers=*/true);
+}
+
+TEST(ManagerServiceTest, WorkersOfASliceMeet) {
+  RunningManager manager(TestSettings(1, 2));
+  auto first = WorkerWithPeers(manager.address());
+  first->log.Await([](const WorkerLog& l) { return l.met == 1; });
+  EXPECT_EQ(first->log.Now().registered, 0);
+  auto second = WorkerWithPeers(manager.address());
+  for (auto* worker : {first.get(), second.get()}) {
+    worker->log.Await([](const WorkerLog& l) { return l.registered == 1; });
+  }
+  EXPECT_NE(first->generation(), 0u);
+  EXPECT_EQ(first->generation(), second->generation());
+
+  // Later, too.
+  EXPECT_EQ(second->keys().GetIfThere("id").value(), std::nullopt);
+  auto waits = std::async(std::launch::async,
+                          [&] { return second->keys().Get("id", absl::InfiniteDuration()).value(); });
+  EXPECT_TRUE(first->keys().Put("id", std::string("\0x", 2)).ok());
+  EXPECT_EQ(waits.get(), std::string("\0x", 2));
+  EXPECT_EQ(first->keys().GetIfThere("id").value(), std::string("\0x", 2));
+  EXPECT_EQ(first->keys().Put("id", "y").code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(first->keys().Get("nobody", absl::ZeroDuration()).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+
+  // One that starts again restarts the slice.
+  second.reset();
+  auto third = WorkerWithPeers(manager.address());
+  first->log.Await([](const WorkerLog& l) { return l.restarts > 0; });
+  EXPECT_EQ(third->log.Now().registered, 0);
+  first.reset();
+  first = WorkerWithPeers(manager.address());
+  third->log.Await([](const WorkerLog& l) { return l.registered == 1; });
+  EXPECT_EQ(third->log.Now().restarts, 0);
+}
+
+TEST(ManagerServiceTest, AWorkerThatWaitsForItsPeersCanEnd) {
+  RunningManager manager(TestSettings(1, 2));
+  auto worker = WorkerWithPeers(manager.address());
+  worker->log.Await([](const WorkerLog& l) { return l.met == 1; });
+  worker->keys().Cancel();
+  const WorkerLog log = worker->log.Await([](const WorkerLog& l) { return !l.failure.ok(); });
+  EXPECT_EQ(log.failure.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(worker->keys().Put("a", "1").code(), absl::StatusCode::kCancelled);
+}
+
+TEST(ManagerServiceTest, AManagerThatRestartsWhileWorkersMeet) {
+  auto manager = std::make_unique<RunningManager>(TestSettings(1, 2));
+  const int port = manager->port();
+  auto worker = WorkerWithPeers(manager->address());
+  worker->log.Await([](const WorkerLog& l) { return l.met == 1; });
+  manager.reset();
+  manager = std::make_unique<RunningManager>(TestSettings(1, 2), port);
+  const WorkerLog log = worker->log.Await([](const WorkerLog& l) { return !l.failure.ok(); });
+  EXPECT_EQ(log.failure.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(log.failure.message()), HasSubstr("the resource manager has started again"));
+}
+
+TEST(ManagerServiceTest, AManagerThatRestartsAfterWorkersHaveMet) {
+  auto manager = std::make_unique<RunningManager>(TestSettings(1, 2));
+  const int port = manager->port();
+  auto first = WorkerWithPeers(manager->address());
+  auto second = WorkerWithPeers(manager->address());
+  for (auto* worker : {first.get(), second.get()}) {
+    worker->log.Await([](const WorkerLog& l) { return l.registered == 1; });
+  }
+  manager.reset();
+  auto waits =
+      std::async(std::launch::async, [&] { return second->keys().Get("id", absl::Hours(1)).value(); });
+  manager = std::make_unique<RunningManager>(TestSettings(1, 2), port);
+  EXPECT_TRUE(first->keys().Put("id", "1").ok());
+  EXPECT_EQ(waits.get(), "1");
+  for (auto* worker : {first.get(), second.get()}) {
+    worker->log.Await([](const WorkerLog& l) { return l.registered == 2; });
+    EXPECT_EQ(worker->log.Now().restarts, 0);
+  }
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ struct FakeWorker {
   std::optional<cluster::proto::Place> held;
   int protocol = cluster::kProtocolVersion;
   std::string advertise;
+  uint64_t generation = 0;  // of its slice, once it has made its client
 };
 
 // Runs a Manager and keeps what it wants to be done.
@@ -66,6 +67,7 @@ class ManagerHarness {
     to_workers.clear();
     closed.clear();
     probes.clear();
+    answers.clear();
   }
 
   void Apply(Actions actions) {
@@ -80,6 +82,8 @@ class ManagerHarness {
         probes[probe->worker] = *probe;
       } else if (auto* forget = std::get_if<ForgetProbes>(&action)) {
         probes.erase(forget->worker);
+      } else if (auto* answer = std::get_if<AnswerKeyValue>(&action)) {
+        answers[answer->call] = *answer;
       } else {
         logs.push_back(std::get<LogLine>(action));
       }
@@ -100,13 +104,16 @@ class ManagerHarness {
     if (worker.task) hello->set_task(*worker.task);
     if (worker.linear) hello->set_linear(*worker.linear);
     if (worker.held) *hello->mutable_held() = *worker.held;
+    hello->set_generation(worker.generation);
     Apply(manager->OnWorkerMessage(now, connection, absl::StrCat("ipv4:", worker.address, ":999"), message));
     return connection;
   }
-  void Ready(ConnectionId connection, cluster::proto::WorkerInfo info, bool standin = false) {
+  void Ready(ConnectionId connection, cluster::proto::WorkerInfo info, bool standin = false,
+             uint64_t generation = 0) {
     cluster::proto::WorkerMessage message;
     *message.mutable_ready()->mutable_info() = std::move(info);
     message.mutable_ready()->set_cpu_standin(standin);
+    message.mutable_ready()->set_generation(generation);
     Apply(manager->OnWorkerMessage(now, connection, "", message));
   }
   void Drain(ConnectionId connection) {
@@ -230,6 +237,7 @@ class ManagerHarness {
   std::map<ConnectionId, std::vector<cluster::proto::ManagerToProxy>> to_proxies;
   std::map<ConnectionId, absl::Status> closed;
   std::map<int32_t, StartProbe> probes;  // under way
+  std::map<KeyValueCallId, AnswerKeyValue> answers;
   std::vector<LogLine> logs;
 
  private:

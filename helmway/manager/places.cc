@@ -71,6 +71,16 @@ bool Places::SliceIsReady(int32_t slice) const {
                      [](const Place& place) { return place.state == WorkerState::kUp; });
 }
 
+const Place* Places::PlaceOf(uint64_t incarnation) const {
+  const auto it = incarnations_.find(incarnation);
+  return it == incarnations_.end() ? nullptr : &places_[static_cast<size_t>(it->second)];
+}
+
+const Place* Places::PlaceOfConnection(ConnectionId connection) const {
+  const auto it = connections_.find(connection);
+  return it == connections_.end() ? nullptr : &places_[static_cast<size_t>(it->second)];
+}
+
 // ---- Registration -------------------------------------------------------------------------------------
 
 void Places::OnHello(absl::Time now, ConnectionId connection, absl::string_view peer, const Hello& hello,

@@ -78,6 +78,9 @@ class Places {
   // The places that changed since the last call.
   std::set<int32_t> TakeChanged() { return std::exchange(changed_, {}); }
   bool SliceIsReady(int32_t slice) const;
+  // The place that the worker of this incarnation is in, or null. And that of the worker of this stream.
+  const Place* PlaceOf(uint64_t incarnation) const;
+  const Place* PlaceOfConnection(ConnectionId connection) const;
   // A worker came that had been registered with an earlier life of the manager.
   bool saw_older_life() const { return saw_older_life_; }
 

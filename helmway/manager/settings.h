@@ -26,6 +26,15 @@ struct SliceSettings {
   int32_t devices_per_host = 1;
 };
 
+// What the key-value store of one slice may hold.
+struct KeyValueLimits {
+  // Of keys and values together. NCCL ids and the descriptions of a slice's devices are a few kilobytes for
+  // each host.
+  int64_t bytes = int64_t{64} << 20;
+  // Calls that wait for keys, each on a thread of some worker.
+  int64_t waiting_calls = 1 << 16;
+};
+
 struct ManagerSettings {
   std::vector<SliceSettings> slices;  // at least one
   // Under which name other hosts reach this one; stands for the loopback address of workers of this host.
@@ -40,6 +49,7 @@ struct ManagerSettings {
   absl::Duration proxy_silence = absl::Seconds(10);    // a proxy without a heartbeat for so long is gone
   absl::Duration lease_grace = absl::Seconds(5);       // a lease outlives its broken stream by this time
   absl::Duration no_slice_warning = absl::Minutes(2);  // a warning if no slice was ready for so long
+  KeyValueLimits key_values;
 };
 
 // INVALID_ARGUMENT, with the reason, for clusters that device ids cannot be given to.

@@ -5,6 +5,8 @@
 
 #include <memory>
 
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
 #include "helmway/cluster/manager.pb.h"
 #include "helmway/net/typed_stream.h"
 
@@ -15,6 +17,14 @@ using WorkerHandler = TypedHandler<cluster::proto::WorkerMessage>;
 using ProxyStream = TypedStream<cluster::proto::ManagerToProxy>;
 using ProxyHandler = TypedHandler<cluster::proto::ProxyMessage>;
 
+// A call of the key-value store. Any thread.
+class KeyValueCall {
+ public:
+  virtual ~KeyValueCall() = default;
+  // The first answer counts; harmless after the end.
+  virtual void Answer(absl::StatusOr<cluster::proto::KeyValueAnswer> answer) = 0;
+};
+
 // Who answers the calls of the manager's service. Called on gRPC's threads, must not block.
 class ManagerCalls {
  public:
@@ -22,6 +32,9 @@ class ManagerCalls {
   // A new call. The stream may be used from now on, but its messages come only after the return.
   virtual std::shared_ptr<WorkerHandler> OnWorker(std::shared_ptr<WorkerStream> stream) = 0;
   virtual std::shared_ptr<ProxyHandler> OnProxy(std::shared_ptr<ProxyStream> stream) = 0;
+  // Returns what is called if the caller goes before it is answered, once.
+  virtual absl::AnyInvocable<void()> OnKeyValue(std::shared_ptr<KeyValueCall> call,
+                                                const cluster::proto::KeyValueRequest& request) = 0;
 };
 
 // The service of manager.proto. `calls` must outlive the server that serves it.
