@@ -5,6 +5,8 @@ runs pytest, as a user would run them.
 
   HELMWAY_BINARY        the helmway program (default: the one on PATH)
   HELMWAY_PJRT_PLUGIN   the accelerator plugin, if the program does not find one by itself
+  HELMWAY_FAKE_GPU_PLUGIN  the plugin without hardware that the C++ tests build (default: that of the build which
+                        helmway_binary is from)
   HELMWAY_TEST_PATIENCE a factor for all time-outs, for slow builds or machines (default: 1)
   HELMWAY_TEST_WORKERS  the server that all tests share has so many workers in processes of their own, instead
                         of one in its own process
@@ -209,6 +211,16 @@ def helmway_binary(sanitizer_reports):
     assert binary, "set HELMWAY_BINARY to the helmway program, or put it on PATH"
     assert os.access(binary, os.X_OK), f"HELMWAY_BINARY={binary} is not a program"
     return binary
+
+
+@pytest.fixture(scope="session")
+def fake_gpu_plugin(helmway_binary):
+    """A plugin that takes options and meets its peers as those of GPUs do, and runs nothing."""
+    built = pathlib.Path(helmway_binary).resolve().parents[1] / "pjrt/libpjrt_fake_gpu_plugin_for_test.so"
+    plugin = os.environ.get("HELMWAY_FAKE_GPU_PLUGIN") or str(built)
+    if not os.path.exists(plugin):
+        pytest.skip(f"HELMWAY_FAKE_GPU_PLUGIN is not set, and there is no {built}")
+    return plugin
 
 
 @pytest.fixture

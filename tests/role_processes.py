@@ -106,7 +106,7 @@ def starting(binary):
 class Cluster:
     """A manager on a lasting port, and workers that are told their places, on `network_hosts` if these are given."""
 
-    def __init__(self, start, slices, hosts, devices, *flags, worker_flags=(), network_hosts=None):
+    def __init__(self, start, slices, hosts, devices, *flags, worker_flags=(), network_hosts=None, platform="cpu"):
         self._start = start
         self._worker_flags = worker_flags
         self._port = lasting_port()
@@ -115,7 +115,7 @@ class Cluster:
             f"--server_port={self._port}",
             "--node_type=resource_manager",
             f"--instance_count={slices}",
-            f"--instance_type=cpu:{hosts}x{devices}",
+            f"--instance_type={platform}:{hosts}x{devices}",
             *flags,
         ]
         self._network_hosts = network_hosts

@@ -244,7 +244,7 @@ def test_impossible_shapes_are_refused(helmway_binary, arguments, message):
 
 
 def test_a_worker_that_cannot_start_ends_the_command(helmway_binary, tmp_path):
-    plugin = tmp_path / "plugin.so"
+    plugin = tmp_path / "cpu_plugin.so"
     plugin.write_bytes(b"no library")
     done = subprocess.run(
         [helmway_binary, "up", "--workers=2", f"--pjrt_plugin={plugin}", "--", "true"],

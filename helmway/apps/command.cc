@@ -26,6 +26,10 @@ constexpr char kUsage[] =
 
 }  // namespace
 
+int UsageOrFailure(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) ? kExitUsage : kExitFailure;
+}
+
 std::string Software() { return absl::StrCat("helmway ", HELMWAY_VERSION); }
 
 std::string LargeTransferDirectory(const Environment& environment) {

@@ -37,6 +37,9 @@ struct CommandContext {
 // thread, before there are others.
 int RunHelmway(const std::vector<std::string>& words, const CommandContext& context);
 
+// Of a command that can't do what it was told for this reason: kExitUsage for a bad flag.
+int UsageOrFailure(const absl::Status& status);
+
 // Name and version of this program, for messages of its peers.
 std::string Software();
 

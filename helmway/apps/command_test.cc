@@ -76,6 +76,8 @@ class FakeWorker : public WorkerServer {
                                     " device(s) at ", peer_address));
     return devices_;
   }
+  void StopWaiting() override {}
+  uint64_t slice_generation() const override { return 0; }
   void FinishWriting(absl::Duration /*patience*/) override {}
   void Shutdown() override { events_->push_back("shutdown"); }
   void EndProcess(int exit_code) override { events_->push_back(absl::StrCat("end with ", exit_code)); }
@@ -125,7 +127,7 @@ class CommandTest : public ::testing::Test {
     signal(SIGHUP, SIG_DFL);
     std::string pattern = (fs::temp_directory_path() / "helmway_command_test.XXXXXX").string();
     root_ = mkdtemp(pattern.data());
-    plugin_ = (root_ / "plugin.so").string();
+    plugin_ = (root_ / "cpu_plugin.so").string();
     std::ofstream(plugin_) << "x";
     environment_ = {{"HELMWAY_PJRT_PLUGIN", plugin_}, {"PATH", "/usr/bin:/bin"}, {"JAX_PLATFORMS", "cpu"}};
   }
@@ -300,7 +302,7 @@ TEST_F(CommandTest, UpWithoutACommandPrintsVariablesAndServesUntilASignal) {
   EXPECT_EQ(shutdowns_, 3);
   EXPECT_EQ(options_->listen_address, "127.0.0.1:0");
   EXPECT_EQ(options_->devices, 8);
-  EXPECT_EQ(options_->plugin_path, plugin_);
+  EXPECT_EQ(options_->plugin.path, plugin_);
   EXPECT_FALSE(options_->allow_remote_clients);
   EXPECT_EQ(log_settings_->min_level, 1);
 }
@@ -337,7 +339,7 @@ TEST_F(CommandTest, ProxyServerSaysWhenItServesAndEndsOnASignal) {
   EXPECT_THAT(err_.str(), ::testing::Not(HasSubstr("warning: --xla_a")));
   EXPECT_THAT(options_->listen_address, ::testing::AnyOf("[::]:0", "0.0.0.0:0"));
   EXPECT_EQ(options_->devices, 4);
-  EXPECT_EQ(options_->plugin_path, plugin_);
+  EXPECT_EQ(options_->plugin.path, plugin_);
   EXPECT_FALSE(options_->allow_remote_clients);
   EXPECT_THAT(options_->xla_flags, ElementsAre("--xla_a=1"));
   EXPECT_EQ(options_->large_transfer_directory, "/shared");
@@ -508,7 +510,7 @@ TEST_F(CommandTest, AWorkerListensWhileItsManagerIsNotThere) {
   EXPECT_EQ(Run({"server", "--server_port=0", "--resource_manager_address=helmway.invalid:29001"}),
             128 + SIGTERM);
   EXPECT_THAT(log.lines, Contains("Pathways Server serving on [::]:4713"));
-  EXPECT_EQ(worker_options_->plugin_path, plugin_);
+  EXPECT_EQ(worker_options_->plugin.path, plugin_);
   EXPECT_NE(worker_options_->incarnation, 0u);
   EXPECT_THAT(worker_events_, ElementsAre("end with 143"));
   EXPECT_FALSE(manager_options_.has_value());

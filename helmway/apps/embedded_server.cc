@@ -155,9 +155,14 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   absl::Status MakeWorker(const EmbeddedServerOptions& options,
                           const std::shared_ptr<base::HostMemoryPool>& host_memory) {
     worker::WorkerOptions worker_options;
-    worker_options.plugin_path = options.plugin_path;
+    worker_options.plugin_path = options.plugin.path;
+    worker_options.plugin_kind = options.plugin.kind;
+    worker_options.plugin_options = options.plugin.options;
     worker_options.python = options.python;
-    worker_options.virtual_devices = options.devices;
+    worker_options.virtual_devices = options.devices.value_or(1);
+    if (options.devices.has_value()) {
+      worker_options.host_devices = worker::HostDevices{.first = 0, .count = *options.devices};
+    }
     worker_options.host_memory = host_memory;
     worker_options.environment = options.environment;
     HELMWAY_ASSIGN_OR_RETURN(worker_options.compile_cache,

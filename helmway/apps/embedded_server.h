@@ -7,11 +7,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/cluster/membership_client.h"
 
 namespace helmway::apps {
@@ -37,8 +39,8 @@ struct EmbeddedServerOptions {
   // Of other processes: one without a sign of life for so long is lost.
   absl::Duration worker_timeout = absl::InfiniteDuration();
   // The next three are of the worker in this process:
-  int devices = 1;                     // virtual CPU devices
-  std::string plugin_path;             // shared library that exports GetPjrtApi
+  std::optional<int> devices;  // CPU: virtual ones, 1 if not given; GPU: the first of the host, or all
+  PluginChoice plugin;
   std::string python;                  // command whose jaxlib has JAX's custom calls; empty = none
   bool allow_remote_clients = false;   // admit peers that are not on this host
   std::vector<std::string> xla_flags;  // "--xla_...=..."; of two for one option the later counts

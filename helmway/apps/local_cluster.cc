@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "helmway/apps/child_process.h"
 #include "helmway/apps/logging.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
 #include "helmway/apps/worker_server.h"
@@ -103,13 +104,13 @@ const FlagTable& LocalWorkerFlags() {
                   {.name = "slice", .type = FlagType::kInt, .default_value = "0", .max = 1 << 16},
                   {.name = "task", .type = FlagType::kInt, .default_value = "0", .max = 1 << 16},
                   {.name = "devices", .type = FlagType::kInt, .default_value = "1", .min = 1, .max = 2048},
-                  {.name = "pjrt_plugin"},
                   {.name = "report_fd",
                    .type = FlagType::kInt,
                    .default_value = "1",
                    .help = "Open file that gets port and incarnation."},
                   PythonFlag(),
                   ScratchLocationFlag()}};
+    for (FlagSpec& spec : PluginFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
@@ -137,11 +138,12 @@ absl::StatusOr<pid_t> LocalCluster::StartWorker(size_t number, int report_fd) {
                                       absl::StrCat("--slice=", number / per_slice),
                                       absl::StrCat("--task=", number % per_slice),
                                       absl::StrCat("--devices=", options_.devices_per_worker),
-                                      absl::StrCat("--pjrt_plugin=", options_.plugin_path),
                                       absl::StrCat("--python=", options_.python),
                                       absl::StrCat("--gcs_scratch_location=", options_.scratch_location),
                                       absl::StrCat("--report_fd=", report_fd)};
-  command.insert(command.end(), options_.flags.begin(), options_.flags.end());
+  for (const auto* flags : {&options_.plugin_flags, &options_.flags}) {
+    command.insert(command.end(), flags->begin(), flags->end());
+  }
   HELMWAY_ASSIGN_OR_RETURN(const pid_t child, StartChild(command, options_.environment, options_.signal_mask,
                                                          {.background = true, .kept_fd = report_fd}));
   base::MutexLock lock(&mu_);
@@ -333,6 +335,8 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
     return kExitFailure;
   };
 
+  const auto plugin = ChoosePlugin(flags, context.executable_path, context.environment);
+  if (!plugin.ok()) return fail(plugin.status());
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/1));
   // What a terminal sends goes to all of the process group; it is for the parent to end the workers.
   signal(SIGINT, SIG_IGN);
@@ -340,7 +344,7 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
   BlockedSignals signals({SIGTERM});
   const uint64_t incarnation = base::UnguessableId();
   auto server = context.start_worker({.listen_address = "127.0.0.1:0",
-                                      .plugin_path = flags.String("pjrt_plugin"),
+                                      .plugin = *plugin,
                                       .python = flags.String("python"),
                                       .scratch_location = std::move(scratch_location),
                                       .environment = context.environment,
@@ -348,10 +352,12 @@ int RunLocalWorker(const std::vector<std::string>& arguments, const CommandConte
                                       .software = Software(),
                                       .timeouts = TimeoutsFrom(flags)});
   if (!server.ok()) return fail(server.status());
+  const int devices = static_cast<int>(flags.Int("devices"));
   const auto placed = (*server)->Place({.number = number,
                                         .slice = static_cast<int>(flags.Int("slice")),
                                         .task = static_cast<int>(flags.Int("task")),
-                                        .devices = static_cast<int>(flags.Int("devices"))},
+                                        .devices = devices,
+                                        .first_device = number * devices},
                                        absl::StrCat("127.0.0.1:", (*server)->port()));
   if (!placed.ok()) return fail(placed.status());
   const std::string report = Report((*server)->port(), incarnation);

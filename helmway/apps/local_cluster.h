@@ -29,8 +29,8 @@ struct LocalClusterOptions {
   std::string executable;  // of helmway
   int workers = 1;
   int devices_per_worker = 1;
-  int slices = 1;  // divides the workers; neighbours make up a slice
-  std::string plugin_path;
+  int slices = 1;                         // divides the workers; neighbours make up a slice
+  std::vector<std::string> plugin_flags;  // of the plugin (FlagsOf)
   std::string python;
   std::string scratch_location;    // of the compile caches; empty: there is none
   std::vector<std::string> flags;  // of logging and timeouts, as for this process

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/apps/flags.h"
 #include "helmway/apps/listen_address.h"
-#include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
@@ -82,12 +82,16 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
     server_options.name = ProcessName(context.environment);
     server_options.worker_timeout = WorkerTimeoutFrom(flags, options.debugging);
   } else {
-    auto plugin = FindPlugin({options.plugin_path, context.executable_path, context.environment});
-    if (!plugin.ok()) return fail(plugin.status());
-    auto python = FindPython({options.python, *plugin, context.executable_path, context.environment});
+    auto plugin = ChoosePlugin(flags, context.executable_path, context.environment);
+    if (plugin.ok()) plugin = CheckDevicesFlag(options.devices.has_value(), *std::move(plugin));
+    if (!plugin.ok()) {
+      fail(plugin.status());
+      return UsageOrFailure(plugin.status());
+    }
+    auto python = FindPython({options.python, plugin->path, context.executable_path, context.environment});
     if (!python.ok()) return fail(python.status());
     server_options.devices = options.devices;
-    server_options.plugin_path = *plugin;
+    server_options.plugin = *std::move(plugin);
     server_options.python = *python;
   }
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
@@ -109,8 +113,7 @@ int RunProxyServer(const std::vector<std::string>& arguments, const CommandConte
     LOG(INFO) << "serving the cluster at " << options.resource_manager_address << " on port "
               << (*server)->port();
   } else {
-    LOG(INFO) << "serving " << options.devices << " device(s) of " << server_options.plugin_path
-              << " on port " << (*server)->port();
+    LOG(INFO) << "serving the devices of " << server_options.plugin.path << " on port " << (*server)->port();
   }
   LOG_IF(WARNING, options.allow_remote_clients)
       << "--allow_remote_clients: clients of any host are admitted, and the link is not encrypted";

@@ -30,14 +30,6 @@ FlagSpec ResourceManagerAddress() {
           .help = "Where the resource manager of the cluster listens, as host:port."};
 }
 
-FlagSpec PluginFlag() {
-  return {
-      .name = "pjrt_plugin",
-      .help =
-          "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin of the "
-          "Python environment."};
-}
-
 FlagSpec Silent(absl::string_view name, absl::string_view help, FlagType type = FlagType::kString) {
   return {.name = std::string(name), .type = type, .help = std::string(help)};
 }
@@ -348,10 +340,10 @@ const FlagTable& ProxyFlags() {
            {.name = "devices",
             .type = FlagType::kInt,
             .default_value = "1",
-            .help = "Number of virtual CPU devices of this host.",
+            .help = "Number of virtual CPU devices of this host; with a GPU plugin the first so many GPUs "
+                    "(default: all).",
             .min = 1,
             .max = kMaxDevices},
-           PluginFlag(),
            PythonFlag(),
            CompileCacheDaysFlag(),
            {.name = "allow_remote_clients",
@@ -369,7 +361,7 @@ const FlagTable& ProxyFlags() {
                   "Port of the sidecar on each worker; used with --sidecar_name.", FlagType::kInt),
            Silent("cloud_pathways_external_sidecar_connect_timeout",
                   "How long to wait for a sidecar; used with --sidecar_name.", FlagType::kDuration)},
-          Join({WorkerTimeoutFlag()}, Join(LabelFlags(), CommonFlags()))),
+          Join(PluginFlags(), Join({WorkerTimeoutFlag()}, Join(LabelFlags(), CommonFlags())))),
       .foreign = ForeignPrefixes(XlaFlags()),
       .retired = RetiredFlags()};
   return *table;
@@ -380,8 +372,7 @@ ProxyOptions ReadProxyFlags(ParsedFlags& flags) {
   options.port = static_cast<int>(flags.Int("server_port"));
   options.resource_manager_address = flags.String("resource_manager_address");
   options.scratch_location = ReadScratchLocation(flags, /*has_older_name=*/true);
-  options.devices = static_cast<int>(flags.Int("devices"));
-  options.plugin_path = flags.String("pjrt_plugin");
+  if (flags.Has("devices")) options.devices = static_cast<int>(flags.Int("devices"));
   options.python = flags.String("python");
   options.compile_cache_days = static_cast<int>(flags.Int("compile_cache_days"));
   options.allow_remote_clients = flags.Bool("allow_remote_clients");
@@ -429,7 +420,6 @@ const FlagTable& WorkerFlags() {
           Join({Port("29005"),
                 NodeType("worker"),
                 ResourceManagerAddress(),
-                PluginFlag(),
                 PythonFlag(),
                 {.name = "slice_id",
                  .type = FlagType::kInt,
@@ -444,7 +434,7 @@ const FlagTable& WorkerFlags() {
                 {.name = "cloud_pathways_sidecar_shm_directory",
                  .help = "Directory in memory that the worker shares with its sidecar. Default: "
                          "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
-               Join(TimeoutFlags(), Join(LabelFlags(), CommonFlags()))),
+               Join(PluginFlags(), Join(TimeoutFlags(), Join(LabelFlags(), CommonFlags())))),
       .foreign = ForeignPrefixes(
           {.prefix = "xla_",
            .no_effect = "XLA options mean nothing to a worker; give them to the proxy server"}),
@@ -459,7 +449,6 @@ WorkerOptions ReadWorkerFlags(ParsedFlags& flags) {
   options.resource_manager_address = flags.String("resource_manager_address");
   options.scratch_location = ReadScratchLocation(flags, /*has_older_name=*/true);
   options.sidecar_shm_directory = flags.String("cloud_pathways_sidecar_shm_directory");
-  options.plugin_path = flags.String("pjrt_plugin");
   options.python = flags.String("python");
   if (flags.Has("slice_id")) options.slice = static_cast<int32_t>(flags.Int("slice_id"));
   if (flags.Has("host_id")) options.host = static_cast<int32_t>(flags.Int("host_id"));

@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "helmway/apps/flags.h"
 #include "helmway/apps/instance_type.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/apps/worker_server.h"
 
 namespace helmway::apps {
@@ -76,9 +77,8 @@ struct ProxyOptions {
   std::vector<InstanceType> virtual_slices;  // empty: not given
   int64_t elastic_slices = -1;               // slices that may be missing; -1: not given
   std::string sidecar_name;                  // "" or "external"
-  int devices = 1;
-  std::string plugin_path;  // empty: look for it
-  std::string python;       // empty: look for it
+  std::optional<int> devices;
+  std::string python;  // empty: look for it
   int compile_cache_days = 0;
   bool allow_remote_clients = false;
   DebuggingOptions debugging;
@@ -90,7 +90,6 @@ struct WorkerOptions {
   std::string resource_manager_address;  // empty: not given
   std::string scratch_location;          // empty: none
   std::string sidecar_shm_directory;     // empty: none
-  std::string plugin_path;               // empty: look for it
   std::string python;                    // empty: look for it
   std::optional<int32_t> slice;          // --slice_id
   std::optional<int32_t> host;           // --host_id, within the slice

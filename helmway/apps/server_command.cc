@@ -19,7 +19,7 @@
 #include "helmway/apps/flags.h"
 #include "helmway/apps/instance_type.h"
 #include "helmway/apps/listen_address.h"
-#include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/signals.h"
 #include "helmway/apps/worker_identity.h"
@@ -102,20 +102,33 @@ std::vector<std::map<std::string, cluster::AttributeValue>> TopologyAttributes(
 // wakes the main thread with SIGTERM.
 class WorkerLife final : public cluster::RegistrationObserver {
  public:
-  explicit WorkerLife(WorkerServer* server) : server_(server) {}
+  WorkerLife(WorkerServer* server, pjrt::PluginKind kind, const Environment& environment)
+      : server_(server), kind_(kind), environment_(environment) {}
 
   absl::StatusOr<cluster::WorkerInfo> OnPlaced(const cluster::AssignedPlace& placement) override {
     LOG(INFO) << "placed in slice " << placement.slice << ", host " << placement.task << ", of "
               << placement.slices << " slice(s): a " << placement.instance_type << " with "
               << placement.devices_per_host << " device(s) on each of " << placement.hosts << " host(s)";
+    if (kind_ == pjrt::PluginKind::kTpu) {
+      absl::Status fits = CheckTpuEnvironment(environment_, placement.task, placement.hosts);
+      if (!fits.ok()) return fits;
+    }
     return server_->Place({.number = placement.worker,
                            .slice = placement.slice,
                            .task = placement.task,
+                           .hosts = placement.hosts,
                            .devices = placement.devices_per_host,
+                           .manager_incarnation = placement.manager_incarnation,
                            .attributes = TopologyAttributes(placement)},
                           placement.address);
   }
+  uint64_t slice_generation() const override { return server_->slice_generation(); }
+  void OnSliceRestarted(const absl::Status& why) override {
+    slice_restarted_.store(true, std::memory_order_relaxed);
+    OnFailed(why);
+  }
   void OnFailed(const absl::Status& status) override {
+    if (failed_.load(std::memory_order_relaxed)) return;
     failure_ = status;
     failed_.store(true, std::memory_order_release);
     pthread_kill(main_thread_, SIGTERM);
@@ -127,12 +140,17 @@ class WorkerLife final : public cluster::RegistrationObserver {
   const absl::Status* failure() const {
     return failed_.load(std::memory_order_acquire) ? &failure_ : nullptr;
   }
+  // The failure is that of another worker: this one has devices, and maybe programs that hang.
+  bool slice_restarted() const { return slice_restarted_.load(std::memory_order_relaxed); }
 
  private:
   WorkerServer* const server_;
+  const pjrt::PluginKind kind_;
+  const Environment& environment_;
   const pthread_t main_thread_ = pthread_self();
   absl::Status failure_;  // written once, before failed_
   std::atomic<bool> failed_{false};
+  std::atomic<bool> slice_restarted_{false};
 };
 
 int RunWorker(const std::vector<std::string>& arguments, const CommandContext& context) {
@@ -161,9 +179,9 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
 
   const auto identity = ReadWorkerIdentity(options, context.environment);
   if (!identity.ok()) return fail(identity.status(), kExitUsage);
-  auto plugin = FindPlugin({options.plugin_path, context.executable_path, context.environment});
-  if (!plugin.ok()) return fail(plugin.status(), kExitFailure);
-  auto python = FindPython({options.python, *plugin, context.executable_path, context.environment});
+  auto plugin = ChoosePlugin(flags, context.executable_path, context.environment);
+  if (!plugin.ok()) return fail(plugin.status(), UsageOrFailure(plugin.status()));
+  auto python = FindPython({options.python, plugin->path, context.executable_path, context.environment});
   if (!python.ok()) return fail(python.status(), kExitFailure);
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
   if (!address.ok()) return fail(address.status(), kExitFailure);
@@ -172,11 +190,12 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
   BlockedSignals signals({SIGINT, SIGTERM});
   const uint64_t incarnation = base::UnguessableId();
   auto server = context.start_worker({.listen_address = *address,
-                                      .plugin_path = *plugin,
+                                      .plugin = *plugin,
                                       .python = *python,
                                       .incarnation = incarnation,
                                       .software = Software(),
-                                      .timeouts = TimeoutsFrom(flags, options.debugging)});
+                                      .timeouts = TimeoutsFrom(flags, options.debugging),
+                                      .manager_address = options.resource_manager_address});
   if (!server.ok()) return fail(server.status(), kExitFailure);
   LogServing((*server)->port());
 
@@ -194,17 +213,23 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
   LOG(INFO) << "worker of the cluster at " << options.resource_manager_address << "; its place is "
             << (identity->source.empty() ? "the manager's choice"
                                          : absl::StrCat("told by ", identity->source));
-  WorkerLife life(server->get());
+  WorkerLife life(server->get(), plugin->kind, context.environment);
   auto client = cluster::RegistrationClient::Start(std::move(registration), &life);
 
   const int signal = signals.Wait().si_signo;
-  if (const absl::Status* failure = life.failure(); failure != nullptr) return fail(*failure, kExitFailure);
-  LOG(INFO) << "ending on " << NameOf(signal);
-  client->Drain(absl::ZeroDuration());
+  int exit_code = ExitCodeOf(signal);
+  if (const absl::Status* failure = life.failure(); failure != nullptr) {
+    exit_code = fail(*failure, kExitFailure);
+    if (!life.slice_restarted()) return exit_code;
+  } else {
+    LOG(INFO) << "ending on " << NameOf(signal);
+    client->Drain(absl::ZeroDuration());
+  }
+  (*server)->StopWaiting();
   client.reset();
   (*server)->FinishWriting(kPatienceAtTheEnd);
-  (*server)->EndProcess(ExitCodeOf(signal));
-  return ExitCodeOf(signal);
+  (*server)->EndProcess(exit_code);
+  return exit_code;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include "helmway/apps/child_process.h"
 #include "helmway/apps/listen_address.h"
 #include "helmway/apps/local_cluster.h"
-#include "helmway/apps/plugin_discovery.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/apps/python_environments.h"
 #include "helmway/apps/role_flags.h"
 #include "helmway/apps/signals.h"
@@ -81,6 +81,24 @@ void CheckShape(ParsedFlags& flags) {
   }
 }
 
+// Processes of one host share its devices: each has to be told which are its own.
+absl::StatusOr<PluginChoice> CheckForSeveralWorkers(PluginChoice choice) {
+  if (choice.kind == pjrt::PluginKind::kTpu || choice.kind == pjrt::PluginKind::kOther) {
+    return absl::UnimplementedError(absl::StrCat(
+        "--workers with ", choice.path, ", a plugin of the kind '", pjrt::PluginKindName(choice.kind),
+        "': this version can't divide its devices among processes (--pjrt_plugin_kind=cpu if it is "
+        "XLA's CPU plugin by another name)"));
+  }
+  for (const pjrt::Option& option : choice.options) {
+    if (option.name == "visible_devices") {
+      return absl::InvalidArgumentError(
+          "--pjrt_option: visible_devices would give all --workers the same devices; say "
+          "--devices_per_worker");
+    }
+  }
+  return choice;
+}
+
 std::optional<uint64_t> ChaosSeed(const ParsedFlags& flags) {
   if (!flags.Has("chaos")) return std::nullopt;
   return static_cast<uint64_t>(flags.Int("chaos"));
@@ -114,7 +132,9 @@ const FlagTable& UpFlags() {
             {{.name = "devices",
               .type = FlagType::kInt,
               .default_value = "1",
-              .help = "Number of virtual CPU devices of a single worker, which is in this process.",
+              .help =
+                  "Number of virtual CPU devices of a single worker, which is in this process; with a GPU "
+                  "plugin the first so many GPUs (default: all).",
               .min = 1,
               .max = 65536},
              {.name = "workers",
@@ -126,7 +146,9 @@ const FlagTable& UpFlags() {
              {.name = "devices_per_worker",
               .type = FlagType::kInt,
               .default_value = "1",
-              .help = "Number of virtual CPU devices of each of the --workers.",
+              .help = "Number of virtual CPU devices of each of the --workers; with a GPU plugin the first "
+                      "worker "
+                      "has the first so many GPUs, the second the next, and so on.",
               .min = 1,
               .max = 2048},
              {.name = "slices",
@@ -157,15 +179,12 @@ const FlagTable& UpFlags() {
               .default_value = "0",
               .help = "Port on 127.0.0.1; 0 takes a free one.",
               .max = 65535},
-             {.name = "pjrt_plugin",
-              .help =
-                  "Shared library that exports GetPjrtApi. Default: HELMWAY_PJRT_PLUGIN, else the CPU plugin "
-                  "of the Python environment."},
              PythonFlag(),
              ScratchLocationFlag(),
              CompileCacheDaysFlag()},
         .foreign = {XlaFlags()},
         .takes_command = true};
+    for (FlagSpec& spec : PluginFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : TimeoutFlags()) made->flags.push_back(std::move(spec));
     for (FlagSpec& spec : LoggingFlags()) made->flags.push_back(std::move(spec));
     return made;
@@ -188,9 +207,12 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
     return code;
   };
 
-  auto plugin = FindPlugin({flags.String("pjrt_plugin"), context.executable_path, context.environment});
-  if (!plugin.ok()) return fail(plugin.status(), kExitFailure);
-  auto python = FindPython({flags.String("python"), *plugin, context.executable_path, context.environment});
+  auto plugin = ChoosePlugin(flags, context.executable_path, context.environment);
+  if (plugin.ok()) plugin = CheckDevicesFlag(flags.Has("devices"), *std::move(plugin));
+  if (plugin.ok() && flags.Has("workers")) plugin = CheckForSeveralWorkers(*std::move(plugin));
+  if (!plugin.ok()) return fail(plugin.status(), UsageOrFailure(plugin.status()));
+  auto python =
+      FindPython({flags.String("python"), plugin->path, context.executable_path, context.environment});
   if (!python.ok()) return fail(python.status(), kExitFailure);
   auto address = ChooseListenAddress(ListenScope::kLoopback, static_cast<int>(flags.Int("port")), "port");
   if (!address.ok()) return fail(address.status(), kExitFailure);
@@ -207,7 +229,7 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
                              .workers = static_cast<int>(flags.Int("workers")),
                              .devices_per_worker = static_cast<int>(flags.Int("devices_per_worker")),
                              .slices = static_cast<int>(flags.Int("slices")),
-                             .plugin_path = *plugin,
+                             .plugin_flags = FlagsOf(flags, *plugin),
                              .python = *python,
                              .scratch_location = scratch_location,
                              .flags = FlagsForWorkers(flags),
@@ -225,8 +247,9 @@ int RunUp(const std::vector<std::string>& arguments, const CommandContext& conte
        .on_worker_lost = [&workers](size_t number,
                                     uint64_t incarnation) { workers->Condemn(number, incarnation); },
        .worker_timeout = TimeoutsFrom(flags).peer,
-       .devices = static_cast<int>(flags.Int("devices")),
-       .plugin_path = *std::move(plugin),
+       .devices =
+           flags.Has("devices") ? std::make_optional(static_cast<int>(flags.Int("devices"))) : std::nullopt,
+       .plugin = *std::move(plugin),
        .python = *std::move(python),
        .xla_flags = std::move(xla_flags),
        .scratch_location = std::move(scratch_location),

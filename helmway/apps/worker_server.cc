@@ -7,16 +7,40 @@
 #include "helmway/apps/compile_cache.h"
 #include "helmway/apps/host_cache.h"
 #include "helmway/base/host_memory.h"
+#include "helmway/base/mutex.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/key_value_client.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/message_stream.h"
 #include "helmway/net/peers.h"
 #include "helmway/net/worker_service.h"
+#include "helmway/pjrt/key_value_store.h"
 #include "helmway/pjrt/plugin.h"
 #include "helmway/worker/worker.h"
 
 namespace helmway::apps {
 namespace {
+
+// The keys of a worker's slice, for its plugin.
+class KeysOfTheSlice final : public pjrt::KeyValueStore {
+ public:
+  explicit KeysOfTheSlice(std::shared_ptr<cluster::KeyValueClient> client) : client_(std::move(client)) {}
+
+  absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
+    return client_->Get(key, timeout);
+  }
+  absl::StatusOr<std::string> TryGet(const std::string& key) override {
+    HELMWAY_ASSIGN_OR_RETURN(std::optional<std::string> value, client_->GetIfThere(key));
+    if (!value.has_value()) return absl::NotFoundError("no worker of the slice has put the key yet");
+    return *std::move(value);
+  }
+  absl::Status Put(const std::string& key, const std::string& value) override {
+    return client_->Put(key, value);
+  }
+
+ private:
+  const std::shared_ptr<cluster::KeyValueClient> client_;
+};
 
 class WorkerServerImpl final : public WorkerServer {
  public:
@@ -26,7 +50,7 @@ class WorkerServerImpl final : public WorkerServer {
 
   absl::Status Listen() {
     // A plugin that can't be loaded is better known now than when there is a place.
-    HELMWAY_RETURN_IF_ERROR(pjrt::Plugin::Load(options_.plugin_path).status());
+    HELMWAY_RETURN_IF_ERROR(pjrt::Plugin::Load(options_.plugin.path).status());
     HELMWAY_ASSIGN_OR_RETURN(grpc_,
                              net::GrpcServer::Start(options_.listen_address, {}, {service_.service.get()}));
     return absl::OkStatus();
@@ -38,9 +62,19 @@ class WorkerServerImpl final : public WorkerServer {
                                             const std::string& peer_address) override {
     auto host_memory = std::make_shared<base::HostMemoryPool>(CachedHostBytes());
     worker::WorkerOptions options;
-    options.plugin_path = options_.plugin_path;
+    options.plugin_path = options_.plugin.path;
+    options.plugin_kind = options_.plugin.kind;
+    options.plugin_options = options_.plugin.options;
     options.python = options_.python;
     options.virtual_devices = place.devices;
+    if (place.first_device.has_value()) {
+      options.host_devices = worker::HostDevices{.first = *place.first_device, .count = place.devices};
+    }
+    options.slice_workers = place.hosts;
+    // The CPU plugin's clients have no peers.
+    if (options_.plugin.kind != pjrt::PluginKind::kCpu && place.hosts > 1 && place.manager_incarnation != 0) {
+      options.key_values = MakeKeyValues(place);
+    }
     options.slice_index = place.slice;
     options.task_index = place.task;
     options.process_id = place.number;
@@ -56,6 +90,7 @@ class WorkerServerImpl final : public WorkerServer {
     HELMWAY_ASSIGN_OR_RETURN(options.compile_cache,
                              MakeCompileCache(options_.scratch_location, options_.environment));
     HELMWAY_ASSIGN_OR_RETURN(worker_, worker::Worker::Create(options));
+    if (options.key_values != nullptr) slice_generation_ = KeyValues()->SetFormed();
     service_.bind(worker_.get(), {.incarnation = options_.incarnation,
                                   .host_memory = host_memory,
                                   .peer_address = peer_address,
@@ -67,6 +102,14 @@ class WorkerServerImpl final : public WorkerServer {
     return worker_->info();
   }
 
+  void StopWaiting() override {
+    base::MutexLock lock(&mu_);
+    waits_ = false;
+    if (key_values_ != nullptr) key_values_->Cancel();
+  }
+
+  uint64_t slice_generation() const override { return slice_generation_; }
+
   void FinishWriting(absl::Duration patience) override {
     if (worker_) worker_->FinishWriting(patience);
   }
@@ -77,7 +120,24 @@ class WorkerServerImpl final : public WorkerServer {
   void EndProcess(int exit_code) override { _exit(exit_code); }
 
  private:
+  std::shared_ptr<pjrt::KeyValueStore> MakeKeyValues(const WorkerPlace& place) {
+    base::MutexLock lock(&mu_);
+    key_values_ = cluster::KeyValueClient::Create({.manager_address = options_.manager_address,
+                                                   .incarnation = options_.incarnation,
+                                                   .manager_incarnation = place.manager_incarnation});
+    if (!waits_) key_values_->Cancel();
+    return std::make_shared<KeysOfTheSlice>(key_values_);
+  }
+  std::shared_ptr<cluster::KeyValueClient> KeyValues() {
+    base::MutexLock lock(&mu_);
+    return key_values_;
+  }
+
   const WorkerServerOptions options_;
+  base::Mutex mu_;
+  bool waits_ ABSL_GUARDED_BY(mu_) = true;
+  std::shared_ptr<cluster::KeyValueClient> key_values_ ABSL_GUARDED_BY(mu_);  // null: it needs none
+  uint64_t slice_generation_ = 0;  // of the thread of the registration
   // Destroyed from the bottom up: no stream outlives the worker, and no worker the streams to its peers.
   net::MessageStreamClient streams_;
   std::unique_ptr<worker::Worker> worker_;

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "helmway/apps/plugin_choice.h"
 #include "helmway/cluster/worker_link.h"
 
 namespace helmway::apps {
@@ -22,14 +24,15 @@ struct WorkerTimeouts {
 };
 
 struct WorkerServerOptions {
-  std::string listen_address;    // "127.0.0.1:0", "[::]:29005"
-  std::string plugin_path;       // shared library that exports GetPjrtApi
+  std::string listen_address;  // "127.0.0.1:0", "[::]:29005"
+  PluginChoice plugin;
   std::string python;            // command whose jaxlib has JAX's custom calls; empty = none
   std::string scratch_location;  // where compiled programs persist; empty = in memory only
   std::map<std::string, std::string> environment;  // how to reach it
   uint64_t incarnation = 0;                        // of this process, random
   std::string software;                            // of this process, for messages
   WorkerTimeouts timeouts;
+  std::string manager_address;  // host:port, where the workers of a slice meet; empty: there is none
 };
 
 // Where a worker belongs.
@@ -37,7 +40,11 @@ struct WorkerPlace {
   int number = 0;  // over all slices: its devices have the ids 2048 * number + i
   int slice = 0;
   int task = 0;     // number within the slice
+  int hosts = 1;    // of the slice: so many workers
   int devices = 1;  // virtual ones, on the CPU platform
+  // Of a GPU plugin: the worker has `devices` of the host's GPUs, from this one on. nullopt: all.
+  std::optional<int> first_device;
+  uint64_t manager_incarnation = 0;  // of the manager's life that gave this place; 0: none did
   // Added to those of its devices, in their order, that the plugin does not give.
   std::vector<std::map<std::string, cluster::AttributeValue>> attributes;
 };
@@ -50,10 +57,15 @@ class WorkerServer {
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(const WorkerServerOptions& options);
   virtual ~WorkerServer() = default;  // shuts down
   virtual int port() const = 0;
-  // Makes the devices. Once. Blocks while the plugin starts. `peer_address`: host:port where the other
-  // workers reach this one. An error names the plugin.
+  // Makes the devices. Once. Blocks while the plugin starts, which with other plugins than the CPU's may wait
+  // for the other workers of the slice. `peer_address`: host:port where the other workers reach this one. An
+  // error names the plugin.
   virtual absl::StatusOr<cluster::WorkerInfo> Place(const WorkerPlace& place,
                                                     const std::string& peer_address) = 0;
+  // Ends the wait for other workers in Place, which then fails with CANCELLED.
+  virtual void StopWaiting() = 0;
+  // After Place: cluster::RegistrationObserver::slice_generation.
+  virtual uint64_t slice_generation() const = 0;
   // Waits until compiled programs and dumps that are to be kept are kept, or the time is up.
   virtual void FinishWriting(absl::Duration patience) = 0;
   virtual void Shutdown() = 0;  // ends sessions, idempotent

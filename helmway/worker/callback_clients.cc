@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 
 namespace helmway::worker {
@@ -52,6 +53,10 @@ CallbackClients::CallbackClients(std::shared_ptr<pjrt::Client> home, int process
     : home_(std::move(home)), process_id_(process_id) {}
 
 absl::StatusOr<std::shared_ptr<CallbackClient>> CallbackClients::Lease() {
+  if (home_->platform_name() != "cpu") {
+    return absl::UnimplementedError(absl::StrCat(
+        "programs that call Python functions of their client, on the platform ", home_->platform_name()));
+  }
   CallbackClient* chosen = nullptr;
   {
     base::MutexLock lock(&mu_);

@@ -51,11 +51,11 @@ class CallbackClient {
 // takes time and threads. Any thread.
 class CallbackClients {
  public:
-  // `home`: the worker's client, on CPU, which was made with this process id.
+  // `home`: the worker's client, which was made with this process id if it is one of XLA's CPU plugin.
   CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id);
 
-  // One that nobody else has; if there are many already, one that is shared. It comes back when its last
-  // holder lets go, on any thread, while this object still lives.
+  // UNIMPLEMENTED on other platforms. One that nobody else has; if there are many already, one that is
+  // shared. It comes back when its last holder lets go, on any thread, while this object still lives.
   absl::StatusOr<std::shared_ptr<CallbackClient>> Lease();
 
  private:

@@ -35,9 +35,11 @@ std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
   return proto.SerializeAsString();
 }
 
-std::vector<cluster::DeviceId> DevicesOf(const pjrt::LoadedExecutable& executable) {
+std::vector<cluster::DeviceId> DevicesOf(const pjrt::LoadedExecutable& executable, const DeviceIds* ids) {
   std::vector<cluster::DeviceId> devices;
-  for (const pjrt::Device* device : executable.addressable_devices()) devices.push_back(device->id());
+  for (const pjrt::Device* device : executable.addressable_devices()) {
+    devices.push_back(ids == nullptr ? device->id() : ids->Of(*device));
+  }
   return devices;
 }
 
@@ -47,10 +49,10 @@ absl::StatusOr<program::ExecutableSpec> ReadOutline(const cluster::CompiledProgr
 }
 
 // Fills in what the compiler says of a program, and reads its optimized module.
-absl::Status Describe(Compiler::Compiled* compiled) {
+absl::Status Describe(const DeviceIds* ids, Compiler::Compiled* compiled) {
   const pjrt::LoadedExecutable& executable = *compiled->executable;
   cluster::CompiledProgram& program = compiled->program;
-  program.devices = DevicesOf(executable);
+  program.devices = DevicesOf(executable, ids);
   program.name = executable.name();
   program.num_replicas = executable.num_replicas();
   program.num_partitions = executable.num_partitions();
@@ -84,9 +86,10 @@ bool Compiler::Compiled::calls_back() const {
   return absl::c_binary_search(spec.custom_call_targets, cluster::kPythonCallbackTarget);
 }
 
-Compiler::Compiler(std::shared_ptr<pjrt::Client> client, CustomCalls* custom_calls, Dumps* dumps,
-                   std::shared_ptr<cache::CompileCache> cache)
+Compiler::Compiler(std::shared_ptr<pjrt::Client> client, DeviceIds ids, CustomCalls* custom_calls,
+                   Dumps* dumps, std::shared_ptr<cache::CompileCache> cache)
     : client_(std::move(client)),
+      ids_(std::move(ids)),
       custom_calls_(custom_calls),
       dumps_(dumps),
       cache_(std::move(cache)),
@@ -221,10 +224,15 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::Load(
   if (entry.program.has_collectives) {
     HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*target.client->plugin()));
   }
+  const DeviceIds* ids = IdsOf(target);
+  std::string plugin_options = options;
+  if (ids != nullptr) {
+    HELMWAY_ASSIGN_OR_RETURN(plugin_options, ids->OptionsForPlugin(options));
+  }
   HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
-                           target.client->DeserializeAndLoad(entry.executable, options));
+                           target.client->DeserializeAndLoad(entry.executable, plugin_options));
   if (executable->num_outputs() != entry.program.output_memory_kinds.size() ||
-      DevicesOf(*executable) != foreseen.devices) {
+      DevicesOf(*executable, ids) != foreseen.devices) {
     return absl::InternalError("the loaded program is not the one that was compiled");
   }
   return executable;
@@ -285,8 +293,13 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAndDump(const Target& target
 absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, const std::string& code,
                                                          const std::string& options) {
   pjrt::CompileRequest request;
+  const DeviceIds* ids = IdsOf(target);
+  std::string plugin_options = options;
+  if (ids != nullptr) {
+    HELMWAY_ASSIGN_OR_RETURN(plugin_options, ids->OptionsForPlugin(options));
+  }
   request.code = code;
-  request.serialized_options = options;
+  request.serialized_options = plugin_options;
   absl::Status prepared;
   std::optional<ReplaceCollectivesHere> replace;
   if (target.several) {
@@ -306,7 +319,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, c
   HELMWAY_RETURN_IF_ERROR(executable.status());
   Compiled compiled;
   compiled.executable = *std::move(executable);
-  HELMWAY_RETURN_IF_ERROR(Describe(&compiled));
+  HELMWAY_RETURN_IF_ERROR(Describe(ids, &compiled));
   if (target.several) {
     // Its collectives were not replaced, and this is why.
     if (compiled.spec.has_cross_device_ops) HELMWAY_RETURN_IF_ERROR(prepared);

@@ -17,6 +17,7 @@
 #include "helmway/program/collectives.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/worker/custom_calls.h"
+#include "helmway/worker/device_ids.h"
 #include "helmway/worker/dumps.h"
 
 namespace helmway::worker {
@@ -39,8 +40,9 @@ class Compiler {
     bool calls_back() const;
   };
 
-  // `custom_calls` and `dumps` must outlive the compiler. `cache` may be null: everything is compiled.
-  Compiler(std::shared_ptr<pjrt::Client> client, CustomCalls* custom_calls, Dumps* dumps,
+  // `ids` are those of the client's devices; `custom_calls` and `dumps` must outlive the compiler. `cache`
+  // may be null: everything is compiled.
+  Compiler(std::shared_ptr<pjrt::Client> client, DeviceIds ids, CustomCalls* custom_calls, Dumps* dumps,
            std::shared_ptr<cache::CompileCache> cache);
   ~Compiler();
 
@@ -63,6 +65,9 @@ class Compiler {
     bool cached = true;
     std::optional<program::ProgramSize> several;  // workers; replicas and partitions
   };
+  // Device ids in options and descriptions are the cluster's; only what goes to the plugin has its own.
+  // Clients other than the worker's have the cluster's ids.
+  const DeviceIds* IdsOf(const Target& target) const { return target.client == client_ ? &ids_ : nullptr; }
 
   absl::StatusOr<Compiled> CompileFor(const Target& target, const cluster::CompileProgram& command);
   // The same for all that compiles to the same; FAILED_PRECONDITION and others: the program has none.
@@ -92,6 +97,7 @@ class Compiler {
   void Publish(const Target& target, const Compiled& compiled, cache::CompileCache::Lease& lease);
 
   const std::shared_ptr<pjrt::Client> client_;
+  const DeviceIds ids_;
   CustomCalls* const custom_calls_;
   Dumps* const dumps_;
   const std::shared_ptr<cache::CompileCache> cache_;

@@ -767,6 +767,8 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   // The devices are those of the assignment.
   options.mutable_executable_build_options()->set_device_ordinal(-1);
   const std::string serialized_options = options.SerializeAsString();
+  HELMWAY_ASSIGN_OR_RETURN(const std::string plugin_options,
+                           worker_->device_ids().OptionsForPlugin(serialized_options));
   const xla::DeviceAssignmentProto& assignment = options.executable_build_options().device_assignment();
   HELMWAY_ASSIGN_OR_RETURN(const std::vector<cluster::DeviceId> devices,
                            program::AssignedDevices(serialized_options));
@@ -779,7 +781,7 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
     HELMWAY_ASSIGN_OR_RETURN(program->callback_client, GetCallbackClient());
     client = program->callback_client->client().get();
   }
-  auto load = [&] { return client->DeserializeAndLoad(*command.serialized, serialized_options); };
+  auto load = [&] { return client->DeserializeAndLoad(*command.serialized, plugin_options); };
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> loaded = load();
   if (!loaded.ok() && CustomCalls::IsMissingTarget(loaded.status())) {
     if (worker_->custom_calls().Load().ok()) loaded = load();
@@ -790,10 +792,11 @@ absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   HELMWAY_RETURN_IF_ERROR(loaded.status());
   std::unique_ptr<pjrt::LoadedExecutable> executable = *std::move(loaded);
   for (const pjrt::Device* device : executable->addressable_devices()) {
-    program->queues.push_back(worker_->queue(device->id()));
+    const cluster::DeviceId id = worker_->device_ids().Of(*device);
+    program->queues.push_back(worker_->queue(id));
     if (program->collectives == nullptr) continue;
     const std::vector<cluster::DeviceId>& all = program->collectives->devices();
-    const auto at = std::find(all.begin(), all.end(), device->id());
+    const auto at = std::find(all.begin(), all.end(), id);
     if (at == all.end()) return absl::InvalidArgumentError("the program has other devices than the command");
     program->positions.push_back(static_cast<int32_t>(at - all.begin()));
   }

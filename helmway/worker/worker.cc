@@ -32,15 +32,37 @@ cluster::AttributeValue ToClusterAttribute(const pjrt::AttributeValue& value) {
   return std::visit([](const auto& v) { return cluster::AttributeValue{v}; }, value);
 }
 
+pjrt::ClientPlace PlaceOf(const WorkerOptions& options) {
+  pjrt::ClientPlace place{.number = options.process_id, .node = options.task_index};
+  if (options.plugin_kind == pjrt::PluginKind::kCpu) {
+    place.devices = options.virtual_devices;
+  } else if (options.host_devices.has_value()) {
+    place.first_device = options.host_devices->first;
+    place.devices = options.host_devices->count;
+  }
+  if (options.key_values != nullptr) place.nodes = options.slice_workers;
+  return place;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& options) {
   HELMWAY_ASSIGN_OR_RETURN(std::shared_ptr<pjrt::Plugin> plugin, pjrt::Plugin::Load(options.plugin_path));
   auto worker = std::unique_ptr<Worker>(new Worker());
+  worker->plugin_kind_ = options.plugin_kind;
   HELMWAY_ASSIGN_OR_RETURN(
       worker->client_,
-      pjrt::Client::Create(plugin, {{"cpu_device_count", static_cast<int64_t>(options.virtual_devices)},
-                                    {"process_id", static_cast<int64_t>(options.process_id)}}));
+      pjrt::Client::Create(plugin,
+                           pjrt::OptionsFor(options.plugin_kind, PlaceOf(options), options.plugin_options),
+                           options.key_values));
+  absl::StatusOr<DeviceIds> ids =
+      DeviceIds::Create(*worker->client_, {.worker = options.process_id, .task = options.task_index});
+  HELMWAY_RETURN_IF_ERROR(ids.status());
+  worker->device_ids_ = *std::move(ids);
+  if (worker->client_->addressable_devices().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the PJRT plugin '", options.plugin_path, "' has found no devices"));
+  }
   worker->peers_ = options.peers;
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
@@ -57,8 +79,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       .max_threads = kMaxCallbackThreads + 4 * worker->client_->addressable_devices().size()});
   worker->dumps_ = std::make_unique<Dumps>(options.python, options.environment);
   worker->compile_cache_ = options.compile_cache;
-  worker->compiler_ = std::make_unique<Compiler>(worker->client_, worker->custom_calls_.get(),
-                                                 worker->dumps_.get(), options.compile_cache);
+  worker->compiler_ =
+      std::make_unique<Compiler>(worker->client_, *worker->device_ids_, worker->custom_calls_.get(),
+                                 worker->dumps_.get(), options.compile_cache);
   worker->host_memory_ = options.host_memory;
   // One for each device that goes on after a collective, and one that computes for another meanwhile.
   worker->collectives_ = std::make_shared<Collectives>(
@@ -70,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->available_memory_ = options.available_memory;
   worker->Describe(options);
   for (const pjrt::Device* device : worker->client_->addressable_devices()) {
-    worker->queues_[device->id()] = std::make_unique<DeviceQueue>(device);
+    worker->queues_[worker->device_ids_->Of(*device)] = std::make_unique<DeviceQueue>(device);
   }
   worker->transfers_ = std::make_unique<async::ThreadPool>(async::ThreadPool::Options{
       .name = "transfer", .threads = kTransferThreads, .max_queued = kMaxQueuedTransfers});
@@ -106,7 +129,7 @@ void Worker::Describe(const WorkerOptions& options) {
   info_.platform_version = client_->platform_version();
   for (const pjrt::Device* device : client_->addressable_devices()) {
     cluster::DeviceInfo info;
-    info.id = device->id();
+    info.id = device_ids_->Of(*device);
     info.local_hardware_id = device->local_hardware_id();
     info.kind = device->kind();
     info.debug_string = device->debug_string();
@@ -129,7 +152,7 @@ void Worker::Describe(const WorkerOptions& options) {
     info.kind_id = memory->kind_id();
     info.debug_string = memory->debug_string();
     info.to_string = memory->to_string();
-    for (const pjrt::Device* device : memory->devices()) info.devices.push_back(device->id());
+    for (const pjrt::Device* device : memory->devices()) info.devices.push_back(device_ids_->Of(*device));
     info_.memories.push_back(std::move(info));
   }
 }
@@ -178,6 +201,11 @@ void Worker::Forget(cluster::SessionId session) {
 }
 
 absl::StatusOr<std::shared_ptr<pjrt::Client>> Worker::CompilerFor(int devices) {
+  if (plugin_kind_ != pjrt::PluginKind::kCpu) {
+    return absl::UnimplementedError(absl::StrCat("programs on devices of several workers, on the platform ",
+                                                 info_.platform_name,
+                                                 ": only the CPU plugin runs them in this version"));
+  }
   base::MutexLock lock(&mu_);
   std::shared_ptr<pjrt::Client>& client = compiler_clients_[devices];
   if (client == nullptr) {
@@ -214,7 +242,10 @@ absl::StatusOr<std::string> Worker::DefaultLayout(cluster::ElementType type,
 }
 
 absl::StatusOr<std::vector<cluster::DeviceId>> Worker::DefaultDeviceAssignment(int replicas, int partitions) {
-  return client_->DefaultDeviceAssignment(replicas, partitions);
+  HELMWAY_ASSIGN_OR_RETURN(std::vector<int> devices, client_->DefaultDeviceAssignment(replicas, partitions));
+  // For more than there are the plugin may have made ids up, which mean nothing to us either.
+  for (int& device : devices) device = device_ids_->OfPluginId(device).value_or(device);
+  return devices;
 }
 
 }  // namespace helmway::worker

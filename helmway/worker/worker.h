@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,10 +23,13 @@
 #include "helmway/cache/compile_cache.h"
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/pjrt/client_options.h"
+#include "helmway/pjrt/key_value_store.h"
 #include "helmway/worker/callback_clients.h"
 #include "helmway/worker/collectives.h"
 #include "helmway/worker/compiler.h"
 #include "helmway/worker/custom_calls.h"
+#include "helmway/worker/device_ids.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/dumps.h"
 #include "helmway/worker/token.h"
@@ -36,12 +40,25 @@ class Session;
 
 using DeviceAttributes = std::map<std::string, cluster::AttributeValue>;
 
+struct HostDevices {
+  int first = 0;
+  int count = 0;
+};
+
 struct WorkerOptions {
   std::string plugin_path;  // shared library that exports GetPjrtApi
   std::string python;       // command of the Python whose jaxlib has JAX's custom calls; empty: there is none
-  int virtual_devices = 1;  // for the CPU platform, which makes as many as it is asked for
-  int slice_index = 0;      // all devices of this worker belong to this slice
-  int task_index = 0;       // number of this worker within its slice
+  pjrt::PluginKind plugin_kind = pjrt::PluginKind::kCpu;
+  std::vector<pjrt::Option> plugin_options;  // for its client, besides those that follow from what is below
+  int virtual_devices = 1;                   // for the CPU platform, which makes as many as it is asked for
+  // For GPUs: those of this host that are this worker's. nullopt: all.
+  std::optional<HostDevices> host_devices;
+  int slice_index = 0;  // all devices of this worker belong to this slice
+  int task_index = 0;   // number of this worker within its slice
+  // Of the slice, this one included. Without key_values each has a client of its own.
+  int slice_workers = 1;
+  // Where the plugin's clients of one slice meet, whose processes make one client. null: nowhere.
+  std::shared_ptr<pjrt::KeyValueStore> key_values;
   int process_id = 0;  // number of this worker in its cluster: its devices have the ids 2048 * process_id + i
   // Added to what the plugin says of each of its own devices that has no such attribute; may be shorter.
   std::vector<DeviceAttributes> device_attributes;
@@ -57,7 +74,8 @@ struct WorkerOptions {
 // One PJRT client with its devices, and the in-process link to it. Any thread.
 class Worker final : public cluster::WorkerLink {
  public:
-  // Loads the plugin and makes its client. The errors name the plugin file and what to install.
+  // Loads the plugin and makes its client, which waits for those of the other workers of the slice if they
+  // are to be one. The errors name the plugin file and what to install.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(const WorkerOptions& options);
   // All sessions must be closed. Waits for running work and for everything that it calls back.
   ~Worker() override;
@@ -84,11 +102,13 @@ class Worker final : public cluster::WorkerLink {
 
   // ---- For the sessions of this worker ----
   Collectives& collectives() { return *collectives_; }
-  // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made.
+  // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made. UNIMPLEMENTED
+  // unless the plugin is XLA's CPU plugin.
   absl::StatusOr<std::shared_ptr<pjrt::Client>> CompilerFor(int devices);
   cluster::PeerSender* peers() const { return peers_.get(); }
   void Forget(cluster::SessionId session);
   const pjrt::Client& client() const { return *client_; }
+  const DeviceIds& device_ids() const { return *device_ids_; }
   // Null if this worker has no such device.
   DeviceQueue* queue(cluster::DeviceId device) const;
   // Launches count in here while they exist.
@@ -114,7 +134,9 @@ class Worker final : public cluster::WorkerLink {
   using EarlyArrivals = std::vector<std::pair<cluster::BufferId, absl::StatusOr<cluster::HostContents>>>;
   void Describe(const WorkerOptions& options);
 
+  pjrt::PluginKind plugin_kind_ = pjrt::PluginKind::kCpu;
   std::shared_ptr<pjrt::Client> client_;
+  std::optional<DeviceIds> device_ids_;  // always there once the worker is made
   std::unique_ptr<CustomCalls> custom_calls_;
   std::unique_ptr<Dumps> dumps_;
   std::shared_ptr<cache::CompileCache> compile_cache_;
