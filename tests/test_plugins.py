@@ -1,6 +1,7 @@
 """Plugins that are not the CPU's: their options, their place in a slice, and their peers.
 
-The plugin is a fake one that has the face of a GPU plugin and no hardware, so nothing here shows that programs run.
+The plugin is a fake one that has the face of a GPU plugin, one program and no hardware, so nothing here shows that
+real programs run.
 """
 
 import json
@@ -8,7 +9,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import Server, clean_environment, run_python
+from conftest import Server, clean_environment, run_python, seconds, start_python
 from manager_client import Watcher
 from role_processes import Cluster, Proxy, starting
 
@@ -183,59 +184,122 @@ def test_a_tpu_worker_whose_environment_says_another_place(start, fake_gpu_plugi
     assert "TPU_WORKER_ID=0 in the environment, but the resource manager has made this worker host 1" in worker.log()
 
 
-# What a client sees, and what becomes of programs.
+# What a client sees, and what becomes of programs on the devices of these numbers. Whatever the fake plugin compiles, it
+# gives every device the sum of the plugin's ids plus one.
 CLIENT = """
-import jax, json
+import jax, json, sys
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-def failure(devices):
+devices = jax.devices()
+
+def run(numbers):
+    mine = np.array([devices[i] for i in numbers])
     try:
-        sharding = NamedSharding(Mesh(np.array(devices), ("x",)), P("x"))
-        jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=sharding)().block_until_ready()
+        sharding = NamedSharding(Mesh(mine, ("x",)), P("x"))
+        compiled = jax.jit(lambda: jnp.zeros(len(mine)), out_shardings=sharding).lower().compile()
+        runs = [compiled() for _ in range(20)]
+        return [np.asarray(x).tolist() for x in runs]
     except Exception as e:
         return str(e)
 
-devices = jax.devices()
 print(json.dumps({
     "ids": [d.id for d in devices],
     "kinds": sorted({d.device_kind for d in devices}),
     "platform": devices[0].platform,
-    "visible": [list(getattr(d, "option visible_devices")) for d in devices],
-    "one": failure(devices[:1]),
-    "all": failure(devices),
+    "visible": [list(getattr(d, "option visible_devices", ())) for d in devices],
+    "runs": [run(numbers) for numbers in json.loads(sys.argv[1])],
 }))
 """
 
 
-def run_client(environment):
-    return json.loads(run_python(CLIENT, env=environment).stdout)
+def run_client(environment, *programs):
+    return json.loads(run_python(CLIENT, json.dumps(programs), env=environment).stdout)
 
 
-def test_a_client_sees_the_devices_of_this_host(helmway_binary, fake_gpu_plugin):
+def twenty_times(*values):
+    return [list(values)] * 20
+
+
+def test_programs_on_the_devices_of_this_host(helmway_binary, fake_gpu_plugin):
     server = Server(helmway_binary, f"--pjrt_plugin={fake_gpu_plugin}", "--devices=3")
-    seen = run_client(server.environment())
+    seen = run_client(server.environment(), [0], [2, 1])
     assert seen["ids"] == [0, 1, 2]
     assert seen["kinds"] == ["Fake GPU"]
     assert seen["platform"] == "fake_gpu"
-    assert "UNIMPLEMENTED" in seen["one"] and "fake GPU plugin lacks" in seen["one"]
+    assert seen["runs"] == [twenty_times(1), twenty_times(5, 5)]
     assert server.close() == 0
 
 
 def test_workers_of_this_host_share_its_devices(helmway_binary, fake_gpu_plugin):
     server = Server(helmway_binary, f"--pjrt_plugin={fake_gpu_plugin}", "--workers=2", "--devices_per_worker=2")
-    seen = run_client(server.environment())
+    seen = run_client(server.environment(), [2, 3], [1, 2])
     assert seen["ids"] == [0, 1, 2048, 2049]
     assert seen["visible"] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert "UNIMPLEMENTED" in seen["all"] and "devices of several workers" in seen["all"]
+    # Each worker has a client of its own, whose devices count from 0; there are no collectives between them.
+    assert seen["runs"][0] == twenty_times(3, 3)
+    assert "UNIMPLEMENTED" in seen["runs"][1] and "clients are not one" in seen["runs"][1]
     assert server.close() == 0
 
 
-def test_a_client_sees_the_devices_of_a_cluster(start, gpu_cluster):
-    cluster = gpu_cluster(1, 2, "--pjrt_option=visible_devices=0,1")
+def test_programs_on_the_devices_of_a_slice(start, gpu_cluster):
+    cluster = gpu_cluster(2, 2)
     proxy = Proxy(start, cluster.address)
-    seen = run_client(proxy.environment())
-    assert seen["ids"] == [0, 1, 2048, 2049]
+    seen = run_client(proxy.environment(), [1], [3, 2], [0, 3], [3, 1, 2, 0], [4, 5, 6, 7], [6], [3, 4])
+    assert seen["ids"] == [2048 * worker + device for worker in range(4) for device in range(2)]
     assert seen["platform"] == "gpu"
-    assert "UNIMPLEMENTED" in seen["all"] and "on the platform cuda" in seen["all"]
+    assert seen["runs"][:6] == [
+        twenty_times(2),
+        twenty_times(7, 7),
+        twenty_times(5, 5),
+        twenty_times(10, 10, 10, 10),
+        twenty_times(10, 10, 10, 10),
+        twenty_times(3),
+    ]
+    assert "UNIMPLEMENTED" in seen["runs"][6] and "clients are not one" in seen["runs"][6]
+    # Nothing of it outlives the session.
+    again = run_client(proxy.environment(), [0, 1, 2, 3])
+    assert again["runs"] == [twenty_times(10, 10, 10, 10)]
+
+
+# Runs a program on all devices, and again when it is told that they are lost and back.
+SURVIVOR = """
+import sys, time
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+devices = np.array(jax.devices())
+program = jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=NamedSharding(Mesh(devices, ("x",)), P("x")))
+before = program()
+print(np.asarray(before).tolist(), flush=True)
+sys.stdin.readline()
+deadline = time.monotonic() + 120
+while True:
+    try:
+        print(np.asarray(program()).tolist(), flush=True)
+        break
+    except Exception as error:
+        assert "DATA_LOSS" in str(error), error
+        assert time.monotonic() < deadline, error
+        time.sleep(0.1)
+"""
+
+
+def test_a_session_outlives_a_slice_that_starts_again(start, gpu_cluster):
+    cluster = gpu_cluster(1, 2)
+    proxy = Proxy(start, cluster.address)
+    with start_python(SURVIVOR, env=proxy.environment()) as program:
+        assert program.stdout.readline() == "[10.0, 10.0, 10.0, 10.0]\n"
+        cluster.workers[1].end(signal.SIGKILL)
+        cluster.wait_ready(0)
+        cluster.start_worker(1)
+        assert cluster.workers[0].wait() == 1
+        cluster.start_worker(0)
+        cluster.wait_ready(1, 2)
+        out, _ = program.communicate("it is back\n", timeout=seconds(120))
+        assert out == "[10.0, 10.0, 10.0, 10.0]\n", out
+    # And one that begins now.
+    assert run_client(proxy.environment(), [0, 1, 2, 3])["runs"] == [twenty_times(10, 10, 10, 10)]

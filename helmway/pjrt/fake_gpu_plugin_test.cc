@@ -1,11 +1,13 @@
 // Clients of a plugin that takes options and meets its peers in a key-value store.
 #include <future>
 #include <stdexcept>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/pjrt/key_value_store_testing.h"
+#include "helmway/pjrt/pjrt_testing.h"
 
 namespace helmway::pjrt {
 namespace {
@@ -71,8 +73,37 @@ TEST_F(FakeGpuPluginTest, DevicesAndMemories) {
   ASSERT_EQ(device->memories().size(), 2u);
   EXPECT_EQ(device->default_memory()->kind(), "device");
   EXPECT_NE(device->FindMemory("pinned_host"), nullptr);
-  const auto compiled = (*client)->Compile({.code = "module {}"});
-  EXPECT_EQ(compiled.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ((*client)->DefaultDeviceAssignment(1, 2).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_F(FakeGpuPluginTest, ProgramsRunOnDevicesOfSeveralNodes) {
+  auto store = std::make_shared<InMemoryKeyValueStore>();
+  const auto run = [&](int node) {
+    const ClientOr client = MakeNode(node, 2, store);
+    const std::vector<int> devices = {3, 0, 1};
+    auto compiled = (*client)->Compile({.code = "any", .serialized_options = TestCompileOptions(3, devices)});
+    auto executable =
+        (*client)->DeserializeAndLoad(*(*compiled)->Serialize(), TestCompileOptions(3, devices)).value();
+    EXPECT_EQ(executable->num_partitions(), 3);
+    std::vector<float> values;
+    std::vector<std::thread> threads;
+    values.resize(executable->addressable_devices().size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      threads.emplace_back([&, i] {
+        Buffer output;
+        Event done;
+        const absl::Status status = executable->ExecuteOn(
+            executable->addressable_devices()[i], {}, absl::MakeSpan(&output, 1), &done, {.launch_id = 7});
+        EXPECT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(output.ToHost(&values[i], sizeof(float), {})->Await().ok());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return values;
+  };
+  auto second = std::async(std::launch::async, [&] { return run(1); });
+  EXPECT_THAT(run(0), ElementsAre(7, 7));
+  EXPECT_THAT(second.get(), ElementsAre(7));
 }
 
 TEST_F(FakeGpuPluginTest, ClientsOfSeveralNodesSeeAllDevices) {

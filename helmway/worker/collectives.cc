@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "absl/container/inlined_vector.h"
@@ -33,6 +34,8 @@ constexpr int64_t kMaxWholeReduction = 32 << 10;
 constexpr int64_t kAlignment = 16;
 constexpr size_t kMaxQueued = 1 << 20;
 constexpr size_t kMaxEndedSessions = 1024;
+// In the place of an instruction of the program, in messages: the sender starts with the others.
+constexpr int64_t kStart = -1;
 // Ids of launches go round here.
 constexpr int64_t kLaunchIds = 0x7fffffff;
 
@@ -359,6 +362,12 @@ struct CollectiveLaunch {
   std::shared_ptr<CollectiveProgram> program;  // set by Begin
   absl::Status status;
   std::map<ExchangeKey, std::shared_ptr<Collectives::Exchange>> exchanges;
+  // Of programs with the plugin's collectives (LaunchShare::StartWithOthers).
+  std::set<int32_t> started;  // workers that start, by the first position of their devices
+  bool starts = false;        // this worker has said so
+  absl::Time starts_since;    // if so
+  absl::Time starts_until = absl::InfiniteFuture();  // or gives up
+  std::optional<absl::Status> start;                 // whether it does
 };
 
 struct LaunchShare::Part {
@@ -493,6 +502,8 @@ absl::Status LaunchShare::status() const {
   return launch_->status;
 }
 
+absl::Status LaunchShare::StartWithOthers() { return engine_->Start(*launch_); }
+
 absl::Status LaunchShare::Settle(const absl::Status& outcome) {
   if (outcome.ok()) return outcome;
   return engine_->Abort(*launch_, outcome, outcome);
@@ -528,6 +539,20 @@ void Collectives::FailOverdue(absl::Time now) {
     base::MutexLock lock(&mu_);
     for (const auto& [key, launch] : launches_) {
       if (!launch->status.ok() || launch->program == nullptr) continue;
+      if (launch->starts && !launch->start.has_value() && now - launch->starts_since > options_.wait_limit) {
+        std::vector<int32_t> missing;
+        for (const cluster::ProgramWorker& worker : launch->program->workers()) {
+          if (!launch->started.contains(worker.positions.front())) {
+            missing.insert(missing.end(), worker.positions.begin(), worker.positions.end());
+          }
+        }
+        overdue.emplace_back(
+            launch, absl::DeadlineExceededError(absl::StrCat(
+                        "the start of launch ", key.second, " has waited for ",
+                        absl::FormatDuration(absl::Floor(now - launch->starts_since, absl::Milliseconds(1))),
+                        " for ", DescribeDevices(*launch->program, missing))));
+        continue;
+      }
       for (const auto& [name, exchange] : launch->exchanges) {
         if (exchange->running || now - exchange->since <= options_.wait_limit) continue;
         overdue.emplace_back(
@@ -634,6 +659,13 @@ void Collectives::AbortSession(cluster::SessionId session, const absl::Status& s
     }
   }
   for (const auto& launch : launches) {
+    {
+      base::MutexLock lock(&mu_);
+      if (launch->starts) {
+        launch->starts_until = absl::Now() + options_.start_after_end;
+        continue;
+      }
+    }
     const CollectiveProgram& program = *launch->program;
     Abort(*launch, status, Lost(program, program.self(), "it has ended the session")).IgnoreError();
   }
@@ -693,6 +725,67 @@ void Collectives::PeerLost(const cluster::PeerAddress& peer, const absl::Status&
   const absl::Status why = status.ok() ? absl::UnavailableError("the connection has ended") : status;
   base::MutexLock lock(&telling_);
   for (auto& [session, lost] : peer_lost_) lost(peer, why);
+}
+
+// ---- The plugin's own collectives ------------------------------------------------------------------------
+
+bool Collectives::AllStart(const CollectiveLaunch& launch) const {
+  const std::vector<cluster::ProgramWorker>& workers = launch.program->workers();
+  return launch.started.size() >= workers.size() &&
+         std::all_of(workers.begin(), workers.end(), [&](const cluster::ProgramWorker& worker) {
+           return launch.started.contains(worker.positions.front());
+         });
+}
+
+absl::Status Collectives::Start(CollectiveLaunch& launch) {
+  const CollectiveProgram& program = *launch.program;
+  const int32_t self = program.workers()[program.self()].positions.front();
+  bool says_so = false;
+  {
+    base::MutexLock lock(&mu_);
+    if (!launch.starts) {
+      // From here on nothing of this worker ends the launch, since the others may begin it.
+      if (!launch.status.ok()) return launch.status;
+      launch.starts = true;
+      launch.starts_since = absl::Now();
+      launch.started.insert(self);
+      says_so = true;
+    }
+  }
+  for (size_t w = 0; says_so && options_.peers != nullptr && w < program.workers().size(); ++w) {
+    if (w == program.self()) continue;
+    cluster::CollectivePart part;
+    part.session = launch.key.first;
+    part.launch = launch.key.second;
+    part.instruction = kStart;
+    part.source = self;
+    options_.peers->SendPart(program.workers()[w].address, std::move(part));
+  }
+  absl::Status given_up;
+  {
+    base::MutexLock lock(&mu_);
+    const auto decided = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return launch.start.has_value() || !launch.status.ok() || AllStart(launch);
+    };
+    const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return decided() || launch.starts_until != absl::InfiniteFuture();
+    };
+    mu_.Await(absl::Condition(&changed));
+    if (!decided()) mu_.AwaitWithTimeout(absl::Condition(&decided), launch.starts_until - absl::Now());
+    // All parts of this worker get one answer, and the others' word counts for more than a failure.
+    if (!launch.start.has_value()) {
+      if (AllStart(launch)) {
+        launch.start = absl::OkStatus();
+      } else if (!launch.status.ok()) {
+        launch.start = launch.status;
+      } else {
+        given_up = absl::CancelledError("the session has ended");
+        launch.start = given_up;
+      }
+    }
+    if (given_up.ok()) return *launch.start;
+  }
+  return Abort(launch, given_up, Lost(program, program.self(), "it has ended the session"));
 }
 
 // ---- Exchanges -------------------------------------------------------------------------------------------
@@ -876,7 +969,12 @@ void Collectives::TakePart(cluster::CollectivePart part) {
   {
     base::MutexLock lock(&mu_);
     launch = FindOrExpect({part.session, part.launch});
-    if (launch == nullptr || !launch->status.ok()) return;
+    if (launch == nullptr) return;
+    if (part.instruction == kStart) {
+      launch->started.insert(part.source);
+      return;
+    }
+    if (!launch->status.ok()) return;
     const ExchangeKey key{part.instruction, part.occurrence, part.group};
     std::shared_ptr<Exchange>& exchange = launch->exchanges[key];
     if (exchange == nullptr) exchange = std::make_shared<Exchange>(key);

@@ -24,7 +24,11 @@
 #include "helmway/pjrt/run_context.h"
 #include "helmway/program/collectives.h"
 
-// The collectives of programs that span workers. They are custom calls (program/collectives.h): each hands
+// Programs that span workers, whose devices talk to each other: by our own collectives, or by those of a
+// plugin whose client spans the same workers. Of the latter only the start is ours
+// (LaunchShare::StartWithOthers).
+//
+// Our collectives are custom calls (program/collectives.h): each hands
 // over what the other workers need, and ends, on a thread of the engine, when the devices of this worker have
 // all come to it and the parts of the others have arrived. No thread waits.
 
@@ -57,7 +61,8 @@ class ReplaceCollectivesHere {
 class CallbackRun;
 struct CollectivePlan;
 
-// A loaded program whose devices talk to each other, and who they are. Any thread.
+// A loaded program whose devices talk to each other, by our collectives or the plugin's, and who they are.
+// Any thread.
 class CollectiveProgram {
  public:
   // INVALID_ARGUMENT: the command contradicts itself.
@@ -104,6 +109,12 @@ class LaunchShare {
   // Why the launch cannot succeed; OK as long as nothing is known.
   absl::Status status() const;
 
+  // For programs with the plugin's own collectives, which wait for ever for devices that do not come: says to
+  // all workers of the launch that every part of this one can start now, and waits until all have said so.
+  // After OK the parts must be run, whatever happens; after an error, the first cause, none runs on any
+  // worker. Every part calls it, all with the same answer; blocks.
+  absl::Status StartWithOthers();
+
   // What a part of this worker has ended with, or why it cannot begin. An error is told to all workers, so
   // that none waits for this one; the first cause comes back.
   absl::Status Settle(const absl::Status& outcome);
@@ -120,9 +131,13 @@ struct CollectivesOptions {
   cluster::PeerSender* peers = nullptr;  // must outlive it; null: a worker without peers
   std::shared_ptr<base::HostMemoryPool> host_memory;
   int threads = 1;  // on which programs go on after a collective: one for each device at least
-  // A collective for which devices of this worker have waited so long, without any other coming to it
-  // meanwhile, fails its launch. Must be longer than programs compute between two collectives.
+  // A collective, or a start, for which devices of this worker have waited so long, without any other coming
+  // to it meanwhile, fails its launch. Must be longer than programs compute between two collectives.
   absl::Duration wait_limit = absl::InfiniteDuration();
+  // A worker that has said that it starts a launch with the plugin's collectives can't take that back: the
+  // others may have all that they wait for. When its session has ended meanwhile, those that have not said it
+  // in this time never will.
+  absl::Duration start_after_end = absl::Seconds(10);
 };
 
 // The engine of one worker. Any thread.
@@ -139,8 +154,8 @@ class Collectives final : public cluster::CollectiveReceiver,
   // - 1.
   std::unique_ptr<LaunchShare> Begin(cluster::SessionId session, cluster::LaunchId launch,
                                      std::shared_ptr<CollectiveProgram> program, size_t parts);
-  // Fails what is under way for a session that ends here. Other workers, should it go on there, hear that
-  // this one is lost to it.
+  // Fails what is under way for a session that ends here, but for what other workers may be starting. Other
+  // workers, should it go on there, hear that this one is lost to it.
   void AbortSession(cluster::SessionId session, const absl::Status& status);
   // What comes for the session from now on is dropped.
   void ForgetSession(cluster::SessionId session);
@@ -168,6 +183,8 @@ class Collectives final : public cluster::CollectiveReceiver,
   };
   using LaunchKey = std::pair<cluster::SessionId, cluster::LaunchId>;
 
+  bool AllStart(const CollectiveLaunch& launch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Start(CollectiveLaunch& launch);
   absl::Status Join(CollectiveLaunch& launch, LaunchShare::Part& part, pjrt::FfiCall& call);
   void Ended(CollectiveLaunch& launch);
   // Fails a launch here and, unless `told` is OK, with that on the other workers of its program; gives the

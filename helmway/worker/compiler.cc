@@ -12,6 +12,7 @@
 #include "helmway/program/bytecode_locations.h"
 #include "helmway/program/compile_options.h"
 #include "helmway/program/executable_spec.h"
+#include "helmway/wire/xla_compile_options.pb.h"
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/worker/collectives.h"
 
@@ -49,10 +50,10 @@ absl::StatusOr<program::ExecutableSpec> ReadOutline(const cluster::CompiledProgr
 }
 
 // Fills in what the compiler says of a program, and reads its optimized module.
-absl::Status Describe(const DeviceIds* ids, Compiler::Compiled* compiled) {
+absl::Status Describe(std::vector<cluster::DeviceId> devices, Compiler::Compiled* compiled) {
   const pjrt::LoadedExecutable& executable = *compiled->executable;
   cluster::CompiledProgram& program = compiled->program;
-  program.devices = DevicesOf(executable, ids);
+  program.devices = std::move(devices);
   program.name = executable.name();
   program.num_replicas = executable.num_replicas();
   program.num_partitions = executable.num_partitions();
@@ -87,9 +88,10 @@ bool Compiler::Compiled::calls_back() const {
 }
 
 Compiler::Compiler(std::shared_ptr<pjrt::Client> client, DeviceIds ids, CustomCalls* custom_calls,
-                   Dumps* dumps, std::shared_ptr<cache::CompileCache> cache)
+                   Dumps* dumps, std::shared_ptr<cache::CompileCache> cache, program::XlaOptions for_slice)
     : client_(std::move(client)),
       ids_(std::move(ids)),
+      for_slice_(std::move(for_slice)),
       custom_calls_(custom_calls),
       dumps_(dumps),
       cache_(std::move(cache)),
@@ -147,6 +149,19 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileForSeveral(std::shared_ptr<p
                                                                program::ProgramSize size,
                                                                const cluster::CompileProgram& command) {
   return CompileFor({.client = std::move(client), .several = size}, command);
+}
+
+absl::StatusOr<Compiler::Compiled> Compiler::CompileForSlice(const cluster::CompileProgram& command) {
+  xla::CompileOptionsProto options;
+  if (!options.ParseFromString(command.options)) {
+    return absl::InvalidArgumentError("the compile options can't be parsed");
+  }
+  options.mutable_env_option_overrides()->insert(for_slice_.begin(), for_slice_.end());
+  // The devices are those of the assignment.
+  options.mutable_executable_build_options()->set_device_ordinal(-1);
+  cluster::CompileProgram for_slice = command;
+  for_slice.options = options.SerializeAsString();
+  return CompileFor({.client = client_, .cached = false, .slice = true}, for_slice);
 }
 
 absl::StatusOr<Compiler::Compiled> Compiler::CompileFor(const Target& target,
@@ -319,7 +334,19 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, c
   HELMWAY_RETURN_IF_ERROR(executable.status());
   Compiled compiled;
   compiled.executable = *std::move(executable);
-  HELMWAY_RETURN_IF_ERROR(Describe(ids, &compiled));
+  std::vector<cluster::DeviceId> devices;
+  if (target.slice) {
+    // The plugin tells only of those of this worker.
+    HELMWAY_ASSIGN_OR_RETURN(devices, program::AssignedDevices(options));
+  } else {
+    devices = DevicesOf(*compiled.executable, ids);
+  }
+  HELMWAY_RETURN_IF_ERROR(Describe(std::move(devices), &compiled));
+  if (target.slice) {
+    // Whether devices talk to each other is for the plugin to know; they start together in any case.
+    compiled.program.has_collectives = true;
+    HELMWAY_ASSIGN_OR_RETURN(compiled.program.serialized, compiled.executable->Serialize());
+  }
   if (target.several) {
     // Its collectives were not replaced, and this is why.
     if (compiled.spec.has_cross_device_ops) HELMWAY_RETURN_IF_ERROR(prepared);

@@ -15,6 +15,7 @@
 #include "helmway/pjrt/client.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/program/collectives.h"
+#include "helmway/program/compile_options.h"
 #include "helmway/program/executable_spec.h"
 #include "helmway/worker/custom_calls.h"
 #include "helmway/worker/device_ids.h"
@@ -41,9 +42,10 @@ class Compiler {
   };
 
   // `ids` are those of the client's devices; `custom_calls` and `dumps` must outlive the compiler. `cache`
-  // may be null: everything is compiled.
+  // may be null: everything is compiled. `for_slice`: options for CompileForSlice that a command does not
+  // set.
   Compiler(std::shared_ptr<pjrt::Client> client, DeviceIds ids, CustomCalls* custom_calls, Dumps* dumps,
-           std::shared_ptr<cache::CompileCache> cache);
+           std::shared_ptr<cache::CompileCache> cache, program::XlaOptions for_slice = {});
   ~Compiler();
 
   // Blocks for as long as it takes, also while another thread compiles the same program. Errors are the
@@ -57,6 +59,9 @@ class Compiler {
   // collectives in place of XLA's, and with `program.serialized`, which every worker loads.
   absl::StatusOr<Compiled> CompileForSeveral(std::shared_ptr<pjrt::Client> client, program::ProgramSize size,
                                              const cluster::CompileProgram& command);
+  // For devices of several workers that are all devices of the worker's client: with the plugin's own
+  // collectives, and with `program.serialized`. Past the cache.
+  absl::StatusOr<Compiled> CompileForSlice(const cluster::CompileProgram& command);
 
  private:
   // What a program is compiled for.
@@ -64,6 +69,7 @@ class Compiler {
     std::shared_ptr<pjrt::Client> client;
     bool cached = true;
     std::optional<program::ProgramSize> several;  // workers; replicas and partitions
+    bool slice = false;                           // CompileForSlice
   };
   // Device ids in options and descriptions are the cluster's; only what goes to the plugin has its own.
   // Clients other than the worker's have the cluster's ids.
@@ -98,6 +104,7 @@ class Compiler {
 
   const std::shared_ptr<pjrt::Client> client_;
   const DeviceIds ids_;
+  const program::XlaOptions for_slice_;
   CustomCalls* const custom_calls_;
   Dumps* const dumps_;
   const std::shared_ptr<cache::CompileCache> cache_;

@@ -44,7 +44,7 @@ absl::Status LaunchRecord::PrepareInputs(const LaunchPart& part, const DeviceQue
     // What an earlier launch of this queue makes may be used before it is there: the plugin orders its own
     // work.
     const bool wait = argument->producer != queue || (program_->starts_together() && share_ == nullptr) ||
-                      !argument->buffer;
+                      program_->plugin_collectives || !argument->buffer;
     if (wait || argument->ready->done()) {
       if (const absl::Status& status = argument->ready->Wait(); !status.ok()) return status;
     }
@@ -87,6 +87,8 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     status = program_->check_room();
   }
   if (program_->starts_together()) status = Meet(status);
+  // Nothing may keep this worker from its part of what the others start.
+  if (status.ok() && program_->plugin_collectives) status = share_->StartWithOthers();
   if (!status.ok()) {
     part.arguments.clear();
     FinishPart(index, status);
@@ -100,13 +102,14 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
     arguments.push_back(&argument->buffer);
     if (!argument->ready->done()) pending.push_back(argument->ready);
   }
-  if (share_ != nullptr) queue->WaitForTurnOf(pending);
+  const bool own_collectives = share_ != nullptr && !program_->plugin_collectives;
+  if (own_collectives) queue->WaitForTurnOf(pending);
   absl::InlinedVector<pjrt::Buffer, 8> outputs(program_->executable->num_outputs());
   pjrt::Event complete;
   pjrt::ExecuteOptions options;
   options.launch_id = launch_id_;
   options.non_donatable_input_indices = part.kept_arguments;
-  if (share_ != nullptr) {
+  if (own_collectives) {
     absl::StatusOr<const pjrt::RunContext*> context =
         share_->Context(*program_->executable->client()->plugin(), index, program_->positions[index]);
     if (!context.ok()) {
@@ -127,7 +130,7 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   for (size_t i = 0; i < outputs.size() && i < part.results.size(); ++i) {
     if (!program_->token_outputs[i]) part.results[i]->buffer = std::move(outputs[i]);
   }
-  queue->LaunchStarted(share_ != nullptr ? part.done : async::CompletionRef());
+  queue->LaunchStarted(own_collectives ? part.done : async::CompletionRef());
   complete.OnReady([launch = LaunchRef(this), index, queue, pending](absl::Status outcome) {
     // Before the results are ready, so that a program that waits for them finds room at once.
     queue->LaunchFinished();

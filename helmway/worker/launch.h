@@ -38,8 +38,10 @@ struct LoadedProgram {
   std::vector<DeviceQueue*> queues;  // of its devices in assignment order
   // The program's devices talk to each other while it runs, by XLA's own means.
   bool has_cross_device_ops = false;
-  // By ours; then these are the positions of the queues' devices in the program. Else null and empty.
+  // By ours, or by the plugin's with devices of other workers; then these are the positions of the queues'
+  // devices in the program. Else null and empty.
   std::shared_ptr<CollectiveProgram> collectives;
+  bool plugin_collectives = false;
   std::vector<int32_t> positions;
   // On several devices: its parts start together or not at all. XLA's CPU client lets no program of several
   // devices begin before every device of the one before it has been called.

@@ -723,6 +723,7 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileNow(const cluster::Comp
 }
 
 absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluster::CompileProgram& command) {
+  if (!worker_->replaces_collectives()) return CompileForSlice(command);
   // The compiler's own devices are numbered from 0 on; the real ones come with the loading.
   xla::CompileOptionsProto options;
   if (!options.ParseFromString(command.options)) {
@@ -753,11 +754,34 @@ absl::StatusOr<cluster::CompiledProgram> Session::CompileForSeveral(const cluste
   return std::move(result);
 }
 
+absl::StatusOr<cluster::CompiledProgram> Session::CompileForSlice(const cluster::CompileProgram& command) {
+  HELMWAY_ASSIGN_OR_RETURN(const std::vector<cluster::DeviceId> devices,
+                           program::AssignedDevices(command.options));
+  for (const cluster::DeviceId device : devices) {
+    if (!worker_->device_ids().Knows(device)) {
+      return absl::UnimplementedError(absl::StrCat(
+          "a program on devices of several workers whose plugin's clients are not one, on the platform ",
+          worker_->info().platform_name, " (device ", device,
+          "): only within a slice of a cluster do they have collectives between them"));
+    }
+  }
+  HELMWAY_ASSIGN_OR_RETURN(Compiler::Compiled compiled, worker_->compiler().CompileForSlice(command));
+  if (compiled.calls_back()) {
+    return absl::UnimplementedError(absl::StrCat("program ", compiled.program.name,
+                                                 " calls Python functions of its client, on the platform ",
+                                                 worker_->info().platform_name));
+  }
+  return std::move(compiled.program);
+}
+
 absl::Status Session::LoadNow(const cluster::LoadProgram& command) {
   auto program = std::make_shared<LoadedProgram>();
   program->client = &worker_->client();
   if (!command.workers.empty()) {
-    HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*worker_->client().plugin()));
+    program->plugin_collectives = !worker_->replaces_collectives();
+    if (!program->plugin_collectives) {
+      HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*worker_->client().plugin()));
+    }
     HELMWAY_ASSIGN_OR_RETURN(program->collectives, CollectiveProgram::Create(command));
   }
   xla::CompileOptionsProto options;

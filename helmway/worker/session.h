@@ -85,6 +85,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::StatusOr<cluster::CompiledProgram> CompileNow(const cluster::CompileProgram& command,
                                                       absl::AnyInvocable<void()>* load);
   absl::StatusOr<cluster::CompiledProgram> CompileForSeveral(const cluster::CompileProgram& command);
+  // The same with the plugin's own collectives: its client spans the workers of a slice.
+  absl::StatusOr<cluster::CompiledProgram> CompileForSlice(const cluster::CompileProgram& command);
   absl::Status LoadNow(const cluster::LoadProgram& command);
   void BindReceived(Receiving receiving, absl::StatusOr<cluster::HostContents> contents);
   // Binds contents to slots on their devices, here or on a thread for transfers.

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_info.h"
+#include "helmway/program/compile_options.h"
 #include "helmway/worker/python_callback.h"
 #include "helmway/worker/session.h"
 
@@ -79,9 +80,15 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
       .max_threads = kMaxCallbackThreads + 4 * worker->client_->addressable_devices().size()});
   worker->dumps_ = std::make_unique<Dumps>(options.python, options.environment);
   worker->compile_cache_ = options.compile_cache;
+  // XLA's GPU compiler shares its work among the processes of a program, and waits for all of them, unless it
+  // is told not to: here only one compiles.
+  program::XlaOptions for_slice;
+  if (options.plugin_kind == pjrt::PluginKind::kGpu) {
+    for_slice["xla_gpu_shard_autotuning"].set_bool_field(false);
+  }
   worker->compiler_ =
       std::make_unique<Compiler>(worker->client_, *worker->device_ids_, worker->custom_calls_.get(),
-                                 worker->dumps_.get(), options.compile_cache);
+                                 worker->dumps_.get(), options.compile_cache, std::move(for_slice));
   worker->host_memory_ = options.host_memory;
   // One for each device that goes on after a collective, and one that computes for another meanwhile.
   worker->collectives_ = std::make_shared<Collectives>(
@@ -201,10 +208,9 @@ void Worker::Forget(cluster::SessionId session) {
 }
 
 absl::StatusOr<std::shared_ptr<pjrt::Client>> Worker::CompilerFor(int devices) {
-  if (plugin_kind_ != pjrt::PluginKind::kCpu) {
-    return absl::UnimplementedError(absl::StrCat("programs on devices of several workers, on the platform ",
-                                                 info_.platform_name,
-                                                 ": only the CPU plugin runs them in this version"));
+  if (!replaces_collectives()) {
+    return absl::UnimplementedError(
+        absl::StrCat("virtual devices to compile for, on the platform ", info_.platform_name));
   }
   base::MutexLock lock(&mu_);
   std::shared_ptr<pjrt::Client>& client = compiler_clients_[devices];

@@ -102,8 +102,11 @@ class Worker final : public cluster::WorkerLink {
 
   // ---- For the sessions of this worker ----
   Collectives& collectives() { return *collectives_; }
-  // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made. UNIMPLEMENTED
-  // unless the plugin is XLA's CPU plugin.
+  // Whether programs that span workers get our collectives in the place of the plugin's. XLA's CPU plugin has
+  // none between processes, and lets its programs be rewritten.
+  bool replaces_collectives() const { return plugin_kind_ == pjrt::PluginKind::kCpu; }
+  // Compiles for `devices` virtual devices and never runs anything. Blocks while it is made. Only where
+  // replaces_collectives(): else UNIMPLEMENTED.
   absl::StatusOr<std::shared_ptr<pjrt::Client>> CompilerFor(int devices);
   cluster::PeerSender* peers() const { return peers_.get(); }
   void Forget(cluster::SessionId session);
