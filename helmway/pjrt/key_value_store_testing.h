@@ -16,7 +16,10 @@ class InMemoryKeyValueStore final : public KeyValueStore {
  public:
   absl::StatusOr<std::string> Get(const std::string& key, absl::Duration timeout) override {
     base::MutexLock lock(&mu_);
-    const auto there = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return cancelled_ || values_.contains(key); };
+    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      // One that waits is told of the end first.
+      return cancelled_ || values_.contains(key);
+    };
     if (!mu_.AwaitWithTimeout(absl::Condition(&there), timeout)) {
       return absl::DeadlineExceededError(absl::StrCat("nobody has put ", key));
     }
