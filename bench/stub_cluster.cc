@@ -73,6 +73,7 @@ class StubSession final : public cluster::SessionLink {
   void Execute(cluster::Launch launch) override { Answer(std::move(launch.on_done), absl::OkStatus()); }
   void Flush() override {}
   void ReleaseLaunch(cluster::LaunchId /*id*/, uint64_t /*place*/) override {}
+  void Settle(cluster::LaunchId /*id*/, const absl::Status& /*status*/) override {}
   void Copy(cluster::CopyBuffers /*command*/) override {}
   void Send(cluster::SendBuffers /*command*/) override {}
   void Receive(cluster::ReceiveBuffers /*command*/) override {}
@@ -99,7 +100,7 @@ class StubSession final : public cluster::SessionLink {
   void Load(cluster::LoadProgram /*command*/, absl::AnyInvocable<void(const absl::Status&)> done) override {
     Answer(std::move(done), absl::OkStatus());
   }
-  void Unload(cluster::ExecutableId /*executable*/) override {}
+  void Unload(cluster::ExecutableId /*executable*/, std::optional<int64_t> /*stream*/) override {}
   void CostAnalysis(cluster::ExecutableId /*executable*/,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override {
     Answer(std::move(done), absl::UnimplementedError("a stub knows no costs"));
@@ -107,6 +108,8 @@ class StubSession final : public cluster::SessionLink {
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
   void WhenPeerLost(PeerLost /*lost*/) override {}
+  void WhenPythonSays(PythonSays /*says*/) override {}
+  void TellPython(const std::string& /*text*/) override {}
   void Close() override {}
 
  private:

@@ -36,7 +36,11 @@ void CheckSupported(const ProxyOptions& options, ParsedFlags& flags) {
   if (!cluster && flags.Has(kWorkerTimeout)) {
     flags.Error(kWorkerTimeout, absl::StrCat("--", kWorkerTimeout, " needs --resource_manager_address"));
   }
-  if (flags.Has("sidecar_name")) refuse("sidecar_name", "this version has no colocated Python");
+  if (flags.Has("sidecar_name"))
+    refuse("sidecar_name",
+           "sidecars in containers of their own are not supported; without it each worker runs colocated "
+           "Python in a "
+           "process beside it");
   if (!cluster && options.elastic_slices > 0) {
     flags.Error("num_elastic_slices", "--num_elastic_slices needs --resource_manager_address");
   }
@@ -47,7 +51,7 @@ void CheckSupported(const ProxyOptions& options, ParsedFlags& flags) {
   for (const char* name :
        {"cloud_pathways_external_sidecar_port", "cloud_pathways_external_sidecar_connect_timeout"}) {
     if (flags.Has(name)) {
-      flags.Warn(name, absl::StrCat("--", name, ": no effect, this version has no colocated Python"));
+      flags.Warn(name, absl::StrCat("--", name, ": no effect, sidecars are processes of the workers"));
     }
   }
 }

@@ -217,9 +217,9 @@ std::string ReadScratchLocation(ParsedFlags& flags, bool has_older_name) {
 FlagSpec PythonFlag() {
   return {.name = "python",
           .help =
-              "Python command whose jaxlib has JAX's custom calls (LAPACK). Default: HELMWAY_PYTHON, else "
-              "the one "
-              "of the plugin's environment or of the first that has jaxlib; \"none\" is none."};
+              "Python command that runs colocated Python, and whose jaxlib has JAX's custom calls (LAPACK). "
+              "Default: HELMWAY_PYTHON, else the one of the plugin's environment or of the first that has "
+              "jaxlib; \"none\" is none."};
 }
 
 std::vector<FlagSpec> LoggingFlags() {

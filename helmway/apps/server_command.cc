@@ -161,8 +161,9 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
   }
   const WorkerOptions options = ReadWorkerFlags(flags);
   if (!options.sidecar_shm_directory.empty()) {
-    flags.Warn("cloud_pathways_sidecar_shm_directory",
-               "--cloud_pathways_sidecar_shm_directory: no effect, this version has no colocated Python");
+    flags.Warn(
+        "cloud_pathways_sidecar_shm_directory",
+        "--cloud_pathways_sidecar_shm_directory: no effect, sidecars share memory without a directory");
   }
   if (options.resource_manager_address.empty()) {
     flags.Error(

@@ -1,5 +1,6 @@
 #include "helmway/cluster/absent_worker.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -27,6 +28,7 @@ class AbsentSession final : public SessionLink {
   }
   void Flush() override {}
   void ReleaseLaunch(LaunchId /*id*/, uint64_t /*place*/) override {}
+  void Settle(LaunchId /*id*/, const absl::Status& /*status*/) override {}
   void Copy(CopyBuffers /*command*/) override {}
   void Send(SendBuffers /*command*/) override {}
   void Receive(ReceiveBuffers /*command*/) override {}
@@ -48,7 +50,7 @@ class AbsentSession final : public SessionLink {
   void Load(LoadProgram /*command*/, absl::AnyInvocable<void(const absl::Status&)> done) override {
     done(loss_);
   }
-  void Unload(ExecutableId /*executable*/) override {}
+  void Unload(ExecutableId /*executable*/, std::optional<int64_t> /*stream*/) override {}
   void CostAnalysis(ExecutableId /*executable*/,
                     absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) override {
     done(loss_);
@@ -56,6 +58,8 @@ class AbsentSession final : public SessionLink {
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override { lost(loss_); }
   absl::Status Loss() override { return loss_; }
   void WhenPeerLost(PeerLost /*lost*/) override {}
+  void WhenPythonSays(PythonSays /*says*/) override {}
+  void TellPython(const std::string& /*text*/) override {}
   void Close() override {}
 
  private:

@@ -22,6 +22,26 @@ BufferNames PartOfNames(const BufferNames& names, const Placement& placement, Wo
   return part;
 }
 
+// What one worker is told of a launch, but for its place and its end.
+Launch PartOfLaunch(const Launch& launch, const Placement& placement, WorkerIndex worker) {
+  Launch part;
+  part.id = launch.id;
+  part.executable = launch.executable;
+  for (const BufferNames& names : launch.arguments) {
+    part.arguments.push_back(PartOfNames(names, placement, worker));
+  }
+  for (const BufferNames& names : launch.results) {
+    part.results.push_back(PartOfNames(names, placement, worker));
+  }
+  part.donated = launch.donated;
+  part.kept = launch.kept;
+  part.held = launch.held;
+  part.may_be_passed = launch.may_be_passed;
+  part.user_context = launch.user_context;
+  part.stream = launch.stream;
+  return part;
+}
+
 }  // namespace
 
 LoadProgram GroupSession::WhatToLoad(const CompileProgram& source, CompiledProgram* compiled) {
@@ -49,11 +69,13 @@ void GroupSession::Execute(Launch launch) {
   absl::Status status;
   std::vector<async::CompletionRef> behind;
   async::CompletionRef over;  // what its results are behind, if it makes any wait
+  bool is_python = false;
   {
     base::MutexLock lock(&mu_);
     const auto it = programs_.find(launch.executable);
     if (it != programs_.end()) {
       edition = it->second.edition;
+      is_python = it->second.source->python.has_value();
       members = MembersOf(*edition);
       // A program that calls back waits for its inputs outside the order.
       if (!it->second.calls_python) behind = Behind(launch.arguments);
@@ -82,10 +104,11 @@ void GroupSession::Execute(Launch launch) {
         std::equal(members.begin(), members.end(), edition->lives.begin(),
                    [](const Member& member, const LifeRef& life) { return member.life == life; });
     if (!loaded) {
-      status = !edition->status.ok() ? edition->status
-                                     : absl::DataLossError(
-                                           "the program has not been loaded since one of its "
-                                           "workers came back");
+      status =
+          !edition->status.ok() ? edition->status
+          : is_python
+              ? absl::DataLossError("the function's state is lost with one of its workers")
+              : absl::DataLossError("the program has not been loaded since one of its workers came back");
     }
   }
   if (edition != nullptr && !status.ok()) return FailLaunch(std::move(launch), *edition, members, status);
@@ -113,7 +136,11 @@ void GroupSession::Execute(Launch launch) {
     for (const Member& member : members) lives.push_back(member.life.get());
     places = group_->TakePlaces(lives);
   }
-  Command(std::move(launch), edition.get(), members, places);
+  if (is_python && members.size() > 1) {
+    CommandPython(std::move(launch), *edition, members, places, over);
+  } else {
+    Command(std::move(launch), edition.get(), members, places);
+  }
   if (behind.empty()) return;
   WhenAllDone(behind, [weak = weak_from_this(), id, over] {
     if (const auto self = weak.lock()) self->DropReason(id);
@@ -132,25 +159,38 @@ void GroupSession::Command(Launch launch, const Edition* edition, const std::vec
   auto all = std::make_shared<AllOf>(
       members.size(), launch.on_done ? std::move(launch.on_done) : [](const absl::Status&) {});
   for (size_t i = 0; i < members.size(); ++i) {
-    const WorkerIndex w = members[i].worker;
-    Launch part;
-    part.id = launch.id;
-    part.executable = launch.executable;
-    for (const BufferNames& names : launch.arguments) {
-      part.arguments.push_back(PartOfNames(names, *edition->placement, w));
-    }
-    for (const BufferNames& names : launch.results) {
-      part.results.push_back(PartOfNames(names, *edition->placement, w));
-    }
-    part.donated = launch.donated;
-    part.kept = launch.kept;
-    part.held = launch.held;
-    part.may_be_passed = launch.may_be_passed;
-    part.user_context = launch.user_context;
-    part.stream = launch.stream;
+    Launch part = PartOfLaunch(launch, *edition->placement, members[i].worker);
     part.place = places[i];
     part.on_done = [all, i](const absl::Status& outcome) { all->Give(i, outcome); };
-    dirty_[w].store(true, std::memory_order_relaxed);
+    dirty_[members[i].worker].store(true, std::memory_order_relaxed);
+    members[i].link->Execute(std::move(part));
+  }
+}
+
+void GroupSession::CommandPython(Launch launch, const Edition& edition, const std::vector<Member>& members,
+                                 const std::vector<uint64_t>& places, const async::CompletionRef& over) {
+  // What one of them makes is worth nothing if another has failed.
+  auto settle = [members, id = launch.id](const absl::Status& outcome) {
+    for (const Member& member : members) member.link->Settle(id, outcome);
+  };
+  auto all = std::make_shared<AllOf>(
+      members.size(), [settle, on_done = std::move(launch.on_done)](const absl::Status& outcome) mutable {
+        settle(outcome);
+        if (on_done) on_done(outcome);
+      });
+  for (size_t i = 0; i < members.size(); ++i) {
+    Launch part = PartOfLaunch(launch, *edition.placement, members[i].worker);
+    part.place = places[i];
+    part.settles = true;
+    part.on_done = [all, i, settle, over](const absl::Status& outcome) {
+      // The others may take long, or wait for this one.
+      if (!outcome.ok()) {
+        settle(outcome);
+        over->Finish(absl::OkStatus());
+      }
+      all->Give(i, outcome);
+    };
+    dirty_[members[i].worker].store(true, std::memory_order_relaxed);
     members[i].link->Execute(std::move(part));
   }
 }
@@ -204,7 +244,9 @@ void GroupSession::Compile(CompileProgram command, CompileCallback done) {
   }
   {
     base::MutexLock lock(&mu_);
-    programs_[id] = {std::make_shared<const CompileProgram>(std::move(command)), std::move(edition)};
+    const bool is_python = command.python.has_value();
+    programs_[id] = {std::make_shared<const CompileProgram>(std::move(command)), std::move(edition),
+                     is_python};
   }
   CompileOnce(id, static_cast<int>(size()),
               [self = shared_from_this(), id,
@@ -237,6 +279,7 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
       done(absl::CancelledError("the program was unloaded before it was compiled"));
     });
   }
+  if (source->python) return CompilePython(id, source, edition, members, std::move(done));
   // On one of its workers; but any that lives can compile it.
   LinkRef compiler;
   absl::Status loss;
@@ -276,19 +319,7 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
                    done = std::move(done)](absl::StatusOr<EditionRef> made) mutable {
       if (absl::IsDataLoss(made.status())) return done(std::move(compiled));  // as above
       if (!made.ok()) return done(made.status());
-      {
-        base::MutexLock lock(&self->mu_);
-        const auto it = self->programs_.find(id);
-        bool current = it != self->programs_.end();
-        for (size_t i = 0; i < (*made)->lives.size(); ++i) {
-          current = current && self->parts_[(*made)->workers[i]].life == (*made)->lives[i];
-        }
-        if (current) {
-          it->second.edition = *std::move(made);
-        } else {
-          self->UnloadEdition(**made);
-        }
-      }
+      self->PutEdition(id, *std::move(made));
       done(std::move(compiled));
     };
     if (members.size() == 1) {
@@ -298,6 +329,45 @@ void GroupSession::CompileOnce(ExecutableId id, int attempts, CompileCallback do
     }
     self->LoadOn(members, edition->placement, load, std::move(loaded));
   });
+}
+
+void GroupSession::PutEdition(ExecutableId id, EditionRef made) {
+  base::MutexLock lock(&mu_);
+  const auto it = programs_.find(id);
+  bool current = it != programs_.end();
+  for (size_t i = 0; i < made->lives.size(); ++i) {
+    current = current && parts_[made->workers[i]].life == made->lives[i];
+  }
+  if (current) {
+    it->second.edition = std::move(made);
+  } else {
+    UnloadEdition(*made);
+  }
+}
+
+void GroupSession::CompilePython(ExecutableId id, const std::shared_ptr<const CompileProgram>& source,
+                                 const EditionRef& edition, const std::vector<Member>& members,
+                                 CompileCallback done) {
+  auto loaded = std::make_shared<Edition>(*edition);
+  for (const Member& member : members) loaded->lives.push_back(member.life);
+  // Each says the same of it.
+  auto answer = std::make_shared<CompiledProgram>();
+  auto all =
+      std::make_shared<AllOf>(members.size(), [self = shared_from_this(), id, loaded, answer, members,
+                                               done = std::move(done)](const absl::Status& status) mutable {
+        if (status.ok()) {
+          self->PutEdition(id, std::move(loaded));
+          return done(std::move(*answer));
+        }
+        for (const Member& member : members) member.link->Unload(loaded->name, std::nullopt);
+        done(status);
+      });
+  for (size_t i = 0; i < members.size(); ++i) {
+    members[i].link->Compile(*source, [all, answer, i](absl::StatusOr<CompiledProgram> compiled) {
+      if (i == 0 && compiled.ok()) *answer = *std::move(compiled);
+      all->Give(i, compiled.status());
+    });
+  }
 }
 
 void GroupSession::LoadOn(const std::vector<Member>& members, PlacementRef placement, const LoadProgram& load,
@@ -327,7 +397,7 @@ void GroupSession::LoadOn(const std::vector<Member>& members, PlacementRef place
       std::make_shared<AllOf>(members.size(), [members, edition = EditionRef(std::move(edition)),
                                                done = std::move(done)](const absl::Status& status) mutable {
         if (status.ok()) return done(std::move(edition));
-        for (const Member& member : members) member.link->Unload(edition->name);
+        for (const Member& member : members) member.link->Unload(edition->name, std::nullopt);
         done(status);
       });
   for (size_t i = 0; i < members.size(); ++i) {
@@ -343,22 +413,22 @@ void GroupSession::Load(LoadProgram /*command*/, StatusCallback done) {
   done(absl::UnimplementedError("a group of workers loads what it has compiled itself"));
 }
 
-void GroupSession::UnloadEdition(const Edition& edition) {
+void GroupSession::UnloadEdition(const Edition& edition, std::optional<int64_t> stream) {
   for (size_t i = 0; i < edition.lives.size(); ++i) {
     const Part& part = parts_[edition.workers[i]];
-    if (part.life == edition.lives[i]) part.link->Unload(edition.name);
+    if (part.life == edition.lives[i]) part.link->Unload(edition.name, stream);
     for (const auto& [worker, returning] : returning_) {
-      if (returning->life == edition.lives[i]) returning->link->Unload(edition.name);
+      if (returning->life == edition.lives[i]) returning->link->Unload(edition.name, stream);
     }
   }
 }
 
-void GroupSession::Unload(ExecutableId executable) {
+void GroupSession::Unload(ExecutableId executable, std::optional<int64_t> stream) {
   TakeReturned();
   base::MutexLock lock(&mu_);
   const auto it = programs_.find(executable);
   if (it == programs_.end()) return;
-  UnloadEdition(*it->second.edition);
+  UnloadEdition(*it->second.edition, stream);
   programs_.erase(it);
   for (const auto& [worker, returning] : returning_) {
     const auto made = returning->editions.find(executable);

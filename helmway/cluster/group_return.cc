@@ -36,6 +36,8 @@ void GroupSession::Return(WorkerIndex worker, std::shared_ptr<WorkerLife> life) 
 std::vector<ExecutableId> GroupSession::Missing(const Returning& returning) {
   std::vector<ExecutableId> missing;
   for (const auto& [id, program] : programs_) {
+    // What a Python function has kept can't be loaded again.
+    if (program.source->python) continue;
     const Edition& edition = *program.edition;
     if (std::find(edition.workers.begin(), edition.workers.end(), returning.worker) == edition.workers.end())
       continue;

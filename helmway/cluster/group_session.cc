@@ -38,6 +38,12 @@ void GroupSession::Watch(WorkerIndex worker, const LinkRef& link) {
   link->WhenPeerLost([weak = weak_from_this(), worker](const PeerAddress& peer, const absl::Status& status) {
     if (const auto self = weak.lock()) self->FailSendsBetween(worker, peer, status);
   });
+  link->WhenPythonSays([weak = weak_from_this(), worker](const std::string& text) {
+    const auto self = weak.lock();
+    for (WorkerIndex other = 0; self != nullptr && other < self->size(); ++other) {
+      if (other != worker) self->PartAt(other)->TellPython(text);
+    }
+  });
 }
 
 void GroupSession::AddTargets(const BufferTargets& targets) {

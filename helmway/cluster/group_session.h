@@ -48,6 +48,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   void Flush() override;
   // The group gives the places.
   void ReleaseLaunch(LaunchId id, uint64_t place) override;
+  // The group settles the launches that it gives to several.
+  void Settle(LaunchId /*id*/, const absl::Status& /*status*/) override {}
   void Copy(CopyBuffers command) override;
   void Assemble(AssembleBuffers command) override;
   void Bitcast(BitcastBuffers command) override;
@@ -63,12 +65,14 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
                absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) override;
   // Only groups load.
   void Load(LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
-  void Unload(ExecutableId executable) override;
+  void Unload(ExecutableId executable, std::optional<int64_t> stream) override;
   void CostAnalysis(ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) override;
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
   void WhenPeerLost(PeerLost /*lost*/) override {}
+  void WhenPythonSays(PythonSays /*says*/) override {}
+  void TellPython(const std::string& /*text*/) override {}
   void Close() override;
 
  private:
@@ -126,7 +130,7 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   struct Program {
     std::shared_ptr<const CompileProgram> source;
     EditionRef edition;
-    bool calls_python = false;
+    bool calls_python = false;  // or is Python: its launches may take for ever
   };
 
   // A launch that is held, and the workers that know of it.
@@ -192,6 +196,9 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.
   void CompileOnce(ExecutableId id, int attempts, CompileCallback done);
+  // Loads a Python function on all its workers.
+  void CompilePython(ExecutableId id, const std::shared_ptr<const CompileProgram>& source,
+                     const EditionRef& edition, const std::vector<Member>& members, CompileCallback done);
   // What was compiled for several workers, and is no longer in `compiled` then.
   static LoadProgram WhatToLoad(const CompileProgram& source, CompiledProgram* compiled);
   // Loads what was compiled on all members, as an edition with a new name. `load`: but for what each worker
@@ -199,10 +206,17 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   void LoadOn(const std::vector<Member>& members, PlacementRef placement, const LoadProgram& load,
               absl::AnyInvocable<void(absl::StatusOr<EditionRef>)> done);
   std::vector<Member> MembersOf(const Edition& edition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void UnloadEdition(const Edition& edition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UnloadEdition(const Edition& edition, std::optional<int64_t> stream = std::nullopt)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A program's new edition takes the place of the old, unless one of its workers has been replaced
+  // meanwhile.
+  void PutEdition(ExecutableId id, EditionRef made);
   // Gives each worker its part of the launch.
   void Command(Launch launch, const Edition* edition, const std::vector<Member>& members,
                const std::vector<uint64_t>& places);
+  // The same for a Python function. `over`: what its results are behind.
+  void CommandPython(Launch launch, const Edition& edition, const std::vector<Member>& members,
+                     const std::vector<uint64_t>& places, const async::CompletionRef& over);
   // Binds the results to an error, on all workers of the program.
   void FailLaunch(Launch launch, const Edition& edition, const std::vector<Member>& members,
                   const absl::Status& status);

@@ -1,5 +1,6 @@
 #include "helmway/cluster/worker_info.h"
 
+#include <map>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -15,6 +16,32 @@ void SetPlace(int64_t slice, int64_t task, DeviceInfo* device) {
   device->attributes["slice_index"] = {slice};
   device->attributes["virtual_task_index"] = {task};
   device->attributes["colocation_id"] = {int64_t{device->id}};
+}
+
+absl::StatusOr<std::vector<PythonHost>> PythonHostsOf(const WorkerInfo& info) {
+  if (info.platform_name != "cpu") {
+    return absl::UnimplementedError(absl::StrCat(
+        "colocated Python: the server has no CPU devices beside those of platform ", info.platform_name));
+  }
+  const auto number = [](const DeviceInfo& device, const char* name) -> int64_t {
+    const auto it = device.attributes.find(name);
+    const int64_t* value = it == device.attributes.end() ? nullptr : std::get_if<int64_t>(&it->second.value);
+    return value == nullptr ? 0 : *value;
+  };
+  std::map<int32_t, PythonHost> hosts;
+  for (const DeviceInfo& device : info.devices) {
+    PythonHost& host = hosts[device.id / kDeviceIdsPerWorker];
+    host.process = device.id / kDeviceIdsPerWorker;
+    if (device.id != FirstDeviceId(host.process) + host.devices) {
+      return absl::InternalError(absl::StrCat("colocated Python: device ", device.id, " is out of order"));
+    }
+    ++host.devices;
+    host.slice = number(device, "slice_index");
+    host.task = number(device, "virtual_task_index");
+  }
+  std::vector<PythonHost> list;
+  for (const auto& [process, host] : hosts) list.push_back(host);
+  return list;
 }
 
 proto::AttributeValue ToProto(const AttributeValue& attribute) {

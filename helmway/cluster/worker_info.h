@@ -1,6 +1,8 @@
 #ifndef HELMWAY_CLUSTER_WORKER_INFO_H_
 #define HELMWAY_CLUSTER_WORKER_INFO_H_
 
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "helmway/cluster/worker_info.pb.h"
 #include "helmway/cluster/worker_link.h"
@@ -16,6 +18,10 @@ inline DeviceId FirstDeviceId(int32_t worker) { return worker * kDeviceIdsPerWor
 // Gives the device, whose id is set, the attributes that JAX, pathwaysutils, Orbax and MaxText group devices
 // by; `task` is the number of its worker in the slice.
 void SetPlace(int64_t slice, int64_t task, DeviceInfo* device);
+
+// The hosts of these devices, by process, for Python beside them. UNIMPLEMENTED, naming the platform, where
+// the hosts' CPU devices are not among them; INTERNAL if their ids are not as above.
+absl::StatusOr<std::vector<PythonHost>> PythonHostsOf(const WorkerInfo& info);
 
 proto::AttributeValue ToProto(const AttributeValue& attribute);
 // INVALID_ARGUMENT if it has no value.

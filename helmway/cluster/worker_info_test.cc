@@ -108,5 +108,26 @@ TEST(VersionsTest, SkewNamesBothSides) {
                         " (cluster protocol 1)"));
 }
 
+TEST(WorkerInfoTest, HostsOfPython) {
+  WorkerInfo info;
+  info.platform_name = "cpu";
+  // As a group lists them, by slice.
+  for (const int32_t worker : {3, 0}) {
+    for (int32_t i = 0; i < 2; ++i) {
+      info.devices.emplace_back().id = FirstDeviceId(worker) + i;
+      SetPlace(/*slice=*/worker, /*task=*/1, &info.devices.back());
+    }
+  }
+  const auto hosts = PythonHostsOf(info);
+  ASSERT_TRUE(hosts.ok()) << hosts.status();
+  EXPECT_THAT(*hosts, ::testing::ElementsAre(PythonHost{0, 2, 0, 1}, PythonHost{3, 2, 3, 1}));
+
+  info.devices[1].id = FirstDeviceId(3) + 5;
+  EXPECT_EQ(PythonHostsOf(info).status().code(), absl::StatusCode::kInternal);
+  info.platform_name = "tpu";
+  EXPECT_EQ(PythonHostsOf(info).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(PythonHostsOf(info).status().message()), HasSubstr("platform tpu"));
+}
+
 }  // namespace
 }  // namespace helmway::cluster

@@ -111,14 +111,16 @@ struct Launch {
   std::vector<BufferNames> results;    // per output, likewise; new names
   std::vector<int32_t> donated;        // argument numbers that the run consumes, ascending
   std::vector<int32_t> kept;  // argument numbers that must survive even if the program would consume them
-  // Launches of one stream whose programs call Python functions of the client run one after the other, each
-  // when all before it are over. Others take no notice of it.
+  // Launches of one stream whose programs are or call Python functions of the client run one after the other,
+  // each when all before it are over. Others take no notice of it.
   int64_t stream = 0;
   // True: the launch takes its place in the device order only with ReleaseLaunch (its inputs are not all here
-  // yet).
+  // yet). Those of Python functions have no place there.
   bool held = false;
   // Of one that is held: launches that are commanded after it may be released before it.
   bool may_be_passed = false;
+  // Of a Python function that others call too for this launch: its results wait for Settle after on_done.
+  bool settles = false;
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
   uint64_t user_context = 0;
@@ -206,6 +208,27 @@ struct ReadFormat {
   std::optional<std::vector<int64_t>> byte_strides;  // absent = dense row-major
 };
 
+// A host of the session, as the Python beside its devices sees it.
+struct PythonHost {
+  int32_t process = 0;  // its devices have the ids 2048 * process + i
+  int32_t devices = 0;
+  int64_t slice = 0;  // of its devices
+  int64_t task = 0;   // of the host in its slice
+
+  friend bool operator==(const PythonHost& a, const PythonHost& b) {
+    return a.process == b.process && a.devices == b.devices && a.slice == b.slice && a.task == b.task;
+  }
+};
+
+// What a host must know to run a Python function of the client (colocated Python).
+struct PythonFunction {
+  // All hosts of the session, by process: jax.process_index() is a host's place here.
+  std::vector<PythonHost> hosts;
+  // The client's, "3.12" and "0.11.2"; empty: not known.
+  std::string python_version;
+  std::string jax_version;
+};
+
 struct CompileProgram {
   ExecutableId executable = 0;    // the name under which the program is loaded
   std::string code;               // what the plugin's "mlir" format takes
@@ -215,6 +238,9 @@ struct CompileProgram {
   bool for_several_workers = false;
   // Whether it compiles: the program leaves no trace in caches and dumps.
   bool only_to_see = false;
+  // Set: `code` is a serialized xla.ifrt.CustomCallProgramProto, a Python function of the client that runs on
+  // the hosts of the devices. Each of several workers is given all of it; there are no options.
+  std::optional<PythonFunction> python;
 };
 
 // One of the workers that run a program together.
@@ -264,8 +290,8 @@ using CostProperties = std::map<std::string, AttributeValue>;
 // Errors are values: a command that cannot be done binds its results to the first cause, and every use of
 // them fails with it. A name belongs to the session that made it and is unknown to others.
 // Callbacks run once, on any thread, maybe inside the call (except where stated), with no lock of the link
-// held; they must not block. Callers serialize the calls of one session, except Read, Await, Compile and
-// CostAnalysis, which may be called by any thread once the names they use exist.
+// held; they must not block. Callers serialize the calls of one session, except Read, Await, Compile, Settle
+// and CostAnalysis, which may be called by any thread once the names they use exist.
 class SessionLink {
  public:
   virtual ~SessionLink() = default;
@@ -281,6 +307,9 @@ class SessionLink {
   virtual void Flush() = 0;
   // `place`: as Launch::place.
   virtual void ReleaseLaunch(LaunchId id, uint64_t place) = 0;
+  // Makes the results of a launch with `settles` ready: as they are, after its on_done, or failed, at any
+  // time. Once it is settled nothing changes it. Any thread.
+  virtual void Settle(LaunchId id, const absl::Status& status) = 0;
   virtual void Copy(CopyBuffers command) = 0;
   virtual void Send(SendBuffers command) = 0;
   virtual void Receive(ReceiveBuffers command) = 0;
@@ -301,7 +330,9 @@ class SessionLink {
   virtual void Compile(CompileProgram command,
                        absl::AnyInvocable<void(absl::StatusOr<CompiledProgram>)> done) = 0;
   virtual void Load(LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) = 0;
-  virtual void Unload(ExecutableId executable) = 0;
+  // A Python function is dropped when launches that were commanded before on that stream are over; none: on
+  // the stream of its last launch.
+  virtual void Unload(ExecutableId executable, std::optional<int64_t> stream) = 0;
   virtual void CostAnalysis(ExecutableId executable,
                             absl::AnyInvocable<void(absl::StatusOr<CostProperties>)> done) = 0;
 
@@ -314,6 +345,13 @@ class SessionLink {
   // was to send to the other until then may never arrive. At most once per session.
   using PeerLost = absl::AnyInvocable<void(const PeerAddress& peer, const absl::Status& status)>;
   virtual void WhenPeerLost(PeerLost lost) = 0;
+
+  // What the Python beside the devices of one worker says to that of the others, so that they find each other
+  // for collectives: a text that means nothing here. Calls back whenever there is one; at most once per
+  // session. TellPython: any thread.
+  using PythonSays = absl::AnyInvocable<void(const std::string& text)>;
+  virtual void WhenPythonSays(PythonSays says) = 0;
+  virtual void TellPython(const std::string& text) = 0;
 
   // Ends the session: fails what is declared and not filled, drops launches that have not started (their
   // on_done gets CANCELLED), frees all buffers and executables once running work is done with them. Later

@@ -121,6 +121,7 @@ proto::Execute ToProto(const Launch& launch) {
   message.set_stream(launch.stream);
   message.set_place(launch.place);
   message.set_may_be_passed(launch.may_be_passed);
+  message.set_settles(launch.settles);
   return message;
 }
 
@@ -137,6 +138,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.stream = message.stream();
   launch.place = message.place();
   launch.may_be_passed = message.may_be_passed();
+  launch.settles = message.settles();
   return launch;
 }
 
@@ -263,6 +265,30 @@ ReceiveBuffers FromProto(const proto::Receive& message) {
   command.memory_kind = message.memory_kind();
   command.default_layout = message.default_layout();
   return command;
+}
+
+proto::PythonFunction ToProto(const PythonFunction& function) {
+  proto::PythonFunction message;
+  for (const PythonHost& host : function.hosts) {
+    proto::PythonFunction::Host& one = *message.add_hosts();
+    one.set_process(host.process);
+    one.set_devices(host.devices);
+    one.set_slice(host.slice);
+    one.set_task(host.task);
+  }
+  message.set_python_version(function.python_version);
+  message.set_jax_version(function.jax_version);
+  return message;
+}
+
+PythonFunction FromProto(const proto::PythonFunction& message) {
+  PythonFunction function;
+  for (const proto::PythonFunction::Host& one : message.hosts()) {
+    function.hosts.push_back({one.process(), one.devices(), one.slice(), one.task()});
+  }
+  function.python_version = message.python_version();
+  function.jax_version = message.jax_version();
+  return function;
 }
 
 proto::Load ToProto(const LoadProgram& command) {

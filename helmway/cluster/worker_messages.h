@@ -21,7 +21,8 @@ namespace helmway::cluster {
 //   4  2026-11-30  compiled programs come with an outline
 //   5  2026-11-30  workers on one host share memory
 //   6  2026-11-30  programs are loaded with their outline, and say whether they call Python
-inline constexpr uint32_t kWorkerProtocol = 6;
+//   7  2026-11-30  Python functions of the client on the workers' hosts
+inline constexpr uint32_t kWorkerProtocol = 7;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);
@@ -47,6 +48,8 @@ proto::Send ToProto(const SendBuffers& command);
 SendBuffers FromProto(const proto::Send& message);
 proto::Receive ToProto(const ReceiveBuffers& command);
 ReceiveBuffers FromProto(const proto::Receive& message);
+proto::PythonFunction ToProto(const PythonFunction& function);
+PythonFunction FromProto(const proto::PythonFunction& message);
 // Without the serialized program.
 proto::Load ToProto(const LoadProgram& command);
 LoadProgram FromProto(const proto::Load& message);

@@ -1,6 +1,7 @@
 #include "helmway/net/remote_worker.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -73,6 +74,12 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void Execute(cluster::Launch launch) override;
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id, uint64_t place) override;
+  void Settle(cluster::LaunchId id, const absl::Status& status) override {
+    proto::Command message;
+    message.mutable_settle()->set_launch(id);
+    if (!status.ok()) *message.mutable_settle()->mutable_status() = cluster::ToProto(status);
+    SendNow(std::move(message));
+  }
   void Copy(cluster::CopyBuffers command) override {
     proto::Command message;
     *message.mutable_copy() = cluster::ToProto(command);
@@ -111,9 +118,10 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void Compile(cluster::CompileProgram command,
                absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
   void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
-  void Unload(cluster::ExecutableId executable) override {
+  void Unload(cluster::ExecutableId executable, std::optional<int64_t> stream) override {
     proto::Command message;
-    message.set_unload(executable);
+    message.mutable_unload()->set_executable(executable);
+    if (stream) message.mutable_unload()->set_stream(*stream);
     SendNow(std::move(message));
   }
   void CostAnalysis(cluster::ExecutableId executable,
@@ -126,6 +134,15 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void WhenPeerLost(PeerLost lost) override {
     base::MutexLock lock(&mu_);
     if (ended_.ok()) when_peer_lost_ = std::make_shared<PeerLost>(std::move(lost));
+  }
+  void WhenPythonSays(PythonSays says) override {
+    base::MutexLock lock(&mu_);
+    if (ended_.ok()) when_python_says_ = std::make_shared<PythonSays>(std::move(says));
+  }
+  void TellPython(const std::string& text) override {
+    proto::Command message;
+    message.set_tell_python(text);
+    SendNow(std::move(message));
   }
   void Close() override;
 
@@ -172,8 +189,10 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<cluster::LaunchId, UnderWay> launches_ ABSL_GUARDED_BY(mu_);
   std::vector<LaunchDone> when_lost_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<PeerLost> when_peer_lost_ ABSL_GUARDED_BY(mu_);  // called by the stream's thread only
-  absl::Status ended_ ABSL_GUARDED_BY(mu_);                        // not OK: the session is over, and why
+  // Both called by the stream's thread only.
+  std::shared_ptr<PeerLost> when_peer_lost_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<PythonSays> when_python_says_ ABSL_GUARDED_BY(mu_);
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // not OK: the session is over, and why
 };
 
 class EventReceiver final : public MessageReceiver {
@@ -364,6 +383,7 @@ void RemoteSession::Compile(cluster::CompileProgram command,
   compile.set_options(command.options);
   compile.set_for_several_workers(command.for_several_workers);
   compile.set_only_to_see(command.only_to_see);
+  if (command.python) *compile.mutable_python() = cluster::ToProto(*command.python);
   compile.mutable_devices()->Add(command.devices.begin(), command.devices.end());
   compile.set_size(bytes.size);
   if (bytes.size > kMaxInlineBytes) {
@@ -439,6 +459,15 @@ absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
       lost = when_peer_lost_;
     }
     if (lost) (*lost)({event.peer_lost().address(), event.peer_lost().incarnation()}, status);
+    return absl::OkStatus();
+  }
+  if (event.event_case() == proto::Event::kPythonSays) {
+    std::shared_ptr<PythonSays> says;
+    {
+      base::MutexLock lock(&mu_);
+      says = when_python_says_;
+    }
+    if (says) (*says)(event.python_says());
     return absl::OkStatus();
   }
   Answered answered;
@@ -533,6 +562,7 @@ void RemoteSession::End(const absl::Status& status) {
     launches.swap(launches_);
     when_lost.swap(when_lost_);
     when_peer_lost_ = nullptr;
+    when_python_says_ = nullptr;
     batch_.Clear();
   }
   // The worker frees everything when the streams end.

@@ -377,6 +377,11 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
           lost.mutable_peer_lost()->set_incarnation(peer.incarnation);
           Answer(*stream, lost, status);
         });
+    session->link->WhenPythonSays([stream = stream_](const std::string& text) {
+      proto::Event says;
+      says.set_python_says(text);
+      Answer(*stream, says, absl::OkStatus());
+    });
     session_ = std::move(session);
     proto::Event event;
     event.set_call(command.call());
@@ -434,6 +439,14 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         return absl::OkStatus();
       case proto::Command::kReleaseLaunch:
         link.ReleaseLaunch(command.release_launch().launch(), 0);
+        return absl::OkStatus();
+      case proto::Command::kSettle:
+        link.Settle(command.settle().launch(), command.settle().has_status()
+                                                   ? cluster::FromProto(command.settle().status())
+                                                   : absl::OkStatus());
+        return absl::OkStatus();
+      case proto::Command::kTellPython:
+        link.TellPython(command.tell_python());
         return absl::OkStatus();
       case proto::Command::kCopy:
         link.Copy(cluster::FromProto(command.copy()));
@@ -499,6 +512,7 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         program.options = compile.options();
         program.for_several_workers = compile.for_several_workers();
         program.only_to_see = compile.only_to_see();
+        if (compile.has_python()) program.python = cluster::FromProto(compile.python());
         program.devices.assign(compile.devices().begin(), compile.devices().end());
         auto done = [stream = stream_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
           proto::Event event;
@@ -543,7 +557,9 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
             });
       }
       case proto::Command::kUnload:
-        link.Unload(command.unload());
+        link.Unload(command.unload().executable(), command.unload().has_stream()
+                                                       ? std::optional<int64_t>(command.unload().stream())
+                                                       : std::nullopt);
         return absl::OkStatus();
       case proto::Command::kCostAnalysis:
         link.CostAnalysis(command.cost_analysis(),

@@ -1,6 +1,7 @@
 // Requests about loaded executables: what they are, running them, forgetting them.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,85 @@ void SetLayouts(const std::vector<program::ValueSpec>& values,
   for (const program::ValueSpec& value : values) *list->add_layouts() = value.layout.ToXlaProto();
 }
 
+constexpr char kNotOfPython[] =
+    "a Python function has no layouts, no memory statistics, no costs and no text";
+
+// Whether an array may be argument `i` of a program.
+absl::Status CheckArgument(const Executable& executable, size_t i, const array::ArraySpec& argument_spec) {
+  const program::ExecutableSpec& spec = executable.spec;
+  const absl::Span<const int32_t> devices = argument_spec.sharding->devices();
+  if (devices != absl::MakeConstSpan(executable.devices)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "argument ", i, " of program ", spec.name, " lies on devices [", absl::StrJoin(devices, ","),
+        "], the program runs on [", absl::StrJoin(executable.devices, ","), "]"));
+  }
+  absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
+  absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
+  // On CPU JAX keeps empty arrays of booleans for tokens; the plugin takes them too.
+  const bool stands_for_token = spec.parameters[i].is_token &&
+                                argument_spec.dtype == xla::ifrt::DTypeProto::KIND_PRED && dims.ok() &&
+                                *dims == std::vector<int64_t>{0};
+  if (!stands_for_token && (!type.ok() || *type != spec.parameters[i].element_type ||
+                            (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
+                     wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
+                     "], the program wants ", xla::PrimitiveType_Name(spec.parameters[i].element_type), "[",
+                     absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
+  }
+  // The plugin takes the bytes as they lie.
+  const program::Layout& wanted = spec.parameters[i].layout;
+  if (!stands_for_token && !array::IsPlaced(argument_spec, wanted, spec.parameters[i].shard_dims)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("argument ", i, " of program ", spec.name, " has the layout ",
+                     argument_spec.layout ? argument_spec.layout->ToText() : "by default",
+                     ", the program wants ", wanted.ToText()));
+  }
+  return absl::OkStatus();
+}
+
+std::string Describe(const array::ArraySpec& spec) {
+  return absl::StrCat(wire::DTypeName(spec.dtype), "[", absl::StrJoin(spec.dims, ","), "] on devices [",
+                      absl::StrJoin(spec.sharding->devices(), ","), "]");
+}
+
+absl::Status CheckPythonArgument(const Executable& executable, size_t i, const array::ArraySpec& argument) {
+  const array::ArraySpec& wanted = executable.python_inputs[i];
+  bool fits = argument.dtype == wanted.dtype && argument.dims == wanted.dims &&
+              argument.sharding->devices() == wanted.sharding->devices();
+  for (size_t d = 0; fits && d < wanted.sharding->devices().size(); ++d) {
+    const auto at = static_cast<int64_t>(d);
+    const auto shard = argument.sharding->ShardShapeAt(argument.dims, at);
+    fits = shard.ok() && *shard == *wanted.sharding->ShardShapeAt(wanted.dims, at);
+  }
+  if (fits) {
+    const auto domains = argument.sharding->IndexDomains(argument.dims);
+    const auto wanted_domains = wanted.sharding->IndexDomains(wanted.dims);
+    // Some shardings do not say.
+    fits = !domains.ok() || !wanted_domains.ok() || *domains == *wanted_domains;
+  }
+  if (!fits) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("argument ", i, " of the Python program ", executable.spec.name, " is ",
+                     Describe(argument), " with the sharding ", argument.sharding->DebugString(),
+                     ", the program wants ", Describe(wanted), " with ", wanted.sharding->DebugString()));
+  }
+  return absl::OkStatus();
+}
+
+// The names of an array's shards in the order of the program's devices.
+cluster::BufferNames NamesInOrder(const array::Array& array, const std::vector<int32_t>& devices) {
+  const cluster::BufferNames names = array.shards().Names();
+  const absl::Span<const int32_t> own = array.spec().sharding->devices();
+  if (own == absl::MakeConstSpan(devices)) return names;
+  cluster::BufferNames ordered;
+  for (const int32_t device : devices) {
+    ordered.list.push_back(
+        names.at(static_cast<size_t>(std::find(own.begin(), own.end(), device) - own.begin())));
+  }
+  return ordered;
+}
+
 }  // namespace
 
 absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetadataRequest& request,
@@ -56,6 +136,16 @@ absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetad
                            GetExecutable(request.loaded_executable_handle()));
   const program::ExecutableSpec& spec = executable->spec;
   LoadedExecutableMetadataResponse& metadata = *reply.response.mutable_loaded_executable_metadata_response();
+  auto& kinds = *metadata.mutable_output_memory_kinds()->add_memory_kind_lists();
+  for (const std::string& kind : executable->output_memory_kinds) kinds.add_memory_kinds(kind);
+  if (executable->is_python) {
+    const auto none = wire::StatusToProto(absl::UnimplementedError(kNotOfPython));
+    *metadata.mutable_parameter_layouts_error() = none;
+    *metadata.mutable_output_layouts_error() = none;
+    *metadata.mutable_compiled_memory_stats_error() = none;
+    metadata.mutable_donated_input_indices();
+    return absl::OkStatus();
+  }
   // A program on one device has no sharding to speak of.
   if (executable->devices.size() > 1) {
     SetShardings(spec.parameters, metadata.mutable_parameter_shardings());
@@ -63,8 +153,6 @@ absl::Status Session::HandleLoadedExecutableMetadata(const LoadedExecutableMetad
   }
   SetLayouts(spec.parameters, metadata.mutable_parameter_layouts_list());
   SetLayouts(spec.outputs, metadata.mutable_output_layouts_list());
-  auto& kinds = *metadata.mutable_output_memory_kinds()->add_memory_kind_lists();
-  for (const std::string& kind : executable->output_memory_kinds) kinds.add_memory_kinds(kind);
   auto& donated = *metadata.mutable_donated_input_indices();
   for (const int32_t index : spec.donated_parameters)
     donated.add_donated_input_indices(static_cast<uint32_t>(index));
@@ -106,12 +194,14 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   for (const auto& [name, value] : request.execute_options().custom_options().attributes()) {
     return absl::UnimplementedError(absl::StrCat("the custom execute option \"", name, "\""));
   }
-  if (static_cast<size_t>(request.args_handles_size()) != spec.parameters.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " takes ", spec.parameters.size(),
+  const size_t num_arguments =
+      executable->is_python ? executable->python_inputs.size() : spec.parameters.size();
+  if (static_cast<size_t>(request.args_handles_size()) != num_arguments) {
+    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " takes ", num_arguments,
                                                    " arguments, got ", request.args_handles_size()));
   }
-  if (!first_run && static_cast<size_t>(request.result_array_handle_size()) != spec.outputs.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " has ", spec.outputs.size(),
+  if (!first_run && static_cast<size_t>(request.result_array_handle_size()) != executable->outputs.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("program ", spec.name, " has ", executable->outputs.size(),
                                                    " outputs, the request has handles for ",
                                                    request.result_array_handle_size()));
   }
@@ -121,41 +211,14 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   }
 
   std::vector<ArrayRef> arguments;
-  arguments.reserve(spec.parameters.size());
-  launch.arguments.reserve(spec.parameters.size());
+  arguments.reserve(num_arguments);
+  launch.arguments.reserve(num_arguments);
   std::vector<std::shared_ptr<const array::Arrival>> arrivals;
-  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+  for (size_t i = 0; i < num_arguments; ++i) {
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef argument, FindArray(request.args_handles(static_cast<int>(i))));
-    const array::ArraySpec& argument_spec = argument->spec();
-    const absl::Span<const int32_t> devices = argument_spec.sharding->devices();
-    if (devices != absl::MakeConstSpan(executable->devices)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "argument ", i, " of program ", spec.name, " lies on devices [", absl::StrJoin(devices, ","),
-          "], the program runs on [", absl::StrJoin(executable->devices, ","), "]"));
-    }
-    absl::StatusOr<xla::PrimitiveType> type = wire::ToPrimitiveType(argument_spec.dtype);
-    absl::StatusOr<std::vector<int64_t>> dims = argument_spec.sharding->ShardShapeAt(argument_spec.dims, 0);
-    // On CPU JAX keeps empty arrays of booleans for tokens; the plugin takes them too.
-    const bool stands_for_token = spec.parameters[i].is_token &&
-                                  argument_spec.dtype == xla::ifrt::DTypeProto::KIND_PRED && dims.ok() &&
-                                  *dims == std::vector<int64_t>{0};
-    if (!stands_for_token && (!type.ok() || *type != spec.parameters[i].element_type ||
-                              (dims.ok() && *dims != spec.parameters[i].shard_dims))) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("argument ", i, " of program ", spec.name, " has shards ",
-                       wire::DTypeName(argument_spec.dtype), "[", dims.ok() ? absl::StrJoin(*dims, ",") : "?",
-                       "], the program wants ", xla::PrimitiveType_Name(spec.parameters[i].element_type), "[",
-                       absl::StrJoin(spec.parameters[i].shard_dims, ","), "]"));
-    }
-    // The plugin takes the bytes as they lie.
-    const program::Layout& wanted = spec.parameters[i].layout;
-    if (!stands_for_token && !array::IsPlaced(argument_spec, wanted, spec.parameters[i].shard_dims)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("argument ", i, " of program ", spec.name, " has the layout ",
-                       argument_spec.layout ? argument_spec.layout->ToText() : "by default",
-                       ", the program wants ", wanted.ToText()));
-    }
-    launch.arguments.push_back(argument->shards().Names());
+    HELMWAY_RETURN_IF_ERROR(executable->is_python ? CheckPythonArgument(*executable, i, argument->spec())
+                                                  : CheckArgument(*executable, i, argument->spec()));
+    launch.arguments.push_back(NamesInOrder(*argument, executable->devices));
     for (const auto& arrival : argument->arrivals()) {
       if (!arrival->here) arrivals.push_back(arrival);
     }
@@ -164,7 +227,7 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
 
   const auto& kept = request.execute_options().non_donatable_input_indices();
   for (const int32_t index : kept) {
-    if (index < 0 || static_cast<size_t>(index) >= spec.parameters.size()) {
+    if (index < 0 || static_cast<size_t>(index) >= num_arguments) {
       return absl::InvalidArgumentError(absl::StrCat("argument ", index, " of program ", spec.name,
                                                      " shall not be donated, but does not exist"));
     }
@@ -175,11 +238,11 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
   launch.kept.assign(kept.begin(), kept.end());
 
   std::vector<ArrayRef> results;
-  results.reserve(spec.outputs.size());
-  launch.results.reserve(spec.outputs.size());
+  results.reserve(executable->outputs.size());
+  launch.results.reserve(executable->outputs.size());
   for (const auto& output_spec : executable->outputs) {
     results.push_back(NewArray(output_spec));
-    launch.results.push_back(results.back()->shards().Names());
+    launch.results.push_back(NamesInOrder(*results.back(), executable->devices));
   }
   std::vector<uint64_t> handles;  // of the outputs, if the client learns them from the answer
   if (first_run) {
@@ -349,6 +412,8 @@ absl::Status Session::HandleLoadedExecutableCostAnalysis(const LoadedExecutableC
   reply.deferred = true;
   if (!executable.ok()) {
     answer(executable.status());
+  } else if ((*executable)->is_python) {
+    answer(absl::InvalidArgumentError(kNotOfPython));
   } else {
     link_->CostAnalysis((*executable)->id, std::move(answer));
   }
@@ -361,7 +426,9 @@ absl::Status Session::HandleLoadedExecutableHumanReadableProgramText(
   absl::StatusOr<std::shared_ptr<const Executable>> executable =
       GetExecutable(request.loaded_executable_handle());
   absl::StatusOr<std::string> text = absl::UnknownError("");
-  if (executable.ok()) {
+  if (executable.ok() && (*executable)->is_python) {
+    text = absl::UnimplementedError(kNotOfPython);
+  } else if (executable.ok()) {
     text = program::HloText((*executable)->optimized_hlo_format, (*executable)->optimized_hlo);
   } else {
     text = executable.status();
@@ -387,7 +454,9 @@ absl::Status Session::HandleLoadedExecutableDestruct(const LoadedExecutableDestr
     executable = std::move(it->second);
     executables_.erase(it);
   }
-  link_->Unload(executable->id);
+  std::optional<int64_t> stream;
+  if (request.has_delete_options()) stream = request.delete_options().deletion_stream_id();
+  link_->Unload(executable->id, stream);
   reply.response.mutable_loaded_executable_destruct_response();
   return absl::OkStatus();
 }

@@ -730,7 +730,8 @@ TEST_F(DestructExecutableTest, UnloadsAfterWhatWasStarted) {
   // Sent by newer clients, of use to colocated programs only.
   request.mutable_delete_options()->set_deletion_stream_id(-3);
   EXPECT_THAT(client().Status(request), IsOk());
-  EXPECT_THAT(client().Commands(), ElementsAre("execute #2 program 1 (1) -> (2)", "flush", "unload 1"));
+  EXPECT_THAT(client().Commands(),
+              ElementsAre("execute #2 program 1 (1) -> (2)", "flush", "unload 1 stream -3"));
   ExpectFails(Execute({program, {1}, {3}}), {3}, kNotFound, absl::StrCat(program));
   EXPECT_THAT(client().Status(About<LoadedExecutableMetadataRequest>(program)), FailsWith(kNotFound, ""));
   // Its results live on.

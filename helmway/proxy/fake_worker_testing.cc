@@ -492,10 +492,10 @@ void FakeSessionLink::Compile(cluster::CompileProgram command,
   waiting_.push_back(std::move(waiting));
 }
 
-void FakeSessionLink::Unload(cluster::ExecutableId executable) {
+void FakeSessionLink::Unload(cluster::ExecutableId executable, std::optional<int64_t> stream) {
   base::MutexLock lock(&mu_);
   if (closed_) return;
-  Log(absl::StrCat("unload ", executable));
+  Log(absl::StrCat("unload ", executable, stream ? absl::StrCat(" stream ", *stream) : ""));
   if (loaded_.erase(executable) == 0) Break("a program that is not loaded is unloaded");
 }
 

@@ -96,6 +96,8 @@ class FakeSessionLink final : public cluster::SessionLink {
   void Execute(cluster::Launch launch) override;
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) override;
+  // Only groups settle.
+  void Settle(cluster::LaunchId /*id*/, const absl::Status& /*status*/) override {}
   void Copy(cluster::CopyBuffers command) override;
   void Assemble(cluster::AssembleBuffers command) override;
   void Bitcast(cluster::BitcastBuffers command) override;
@@ -106,6 +108,8 @@ class FakeSessionLink final : public cluster::SessionLink {
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> lost) override;
   absl::Status Loss() override { return absl::OkStatus(); }
   void WhenPeerLost(PeerLost /*lost*/) override {}
+  void WhenPythonSays(PythonSays /*says*/) override {}
+  void TellPython(const std::string& /*text*/) override {}
   void Delete(const std::vector<cluster::BufferNames>& buffers) override;
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -113,7 +117,7 @@ class FakeSessionLink final : public cluster::SessionLink {
              absl::AnyInvocable<void(const absl::Status&)> done) override;
   void Compile(cluster::CompileProgram command,
                absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
-  void Unload(cluster::ExecutableId executable) override;
+  void Unload(cluster::ExecutableId executable, std::optional<int64_t> stream) override;
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
   void Close() override;

@@ -1,12 +1,15 @@
 // Requests about programs before they are executables: compiling.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "helmway/base/status.h"
+#include "helmway/cluster/worker_info.h"
 #include "helmway/program/compile_options.h"
 #include "helmway/proxy/proxy.h"
 #include "helmway/proxy/session.h"
@@ -15,6 +18,7 @@
 
 namespace helmway::proxy {
 
+using ::helmway::array::ArraySpec;
 using ::xla::ifrt::proxy::CompileRequest;
 using ::xla::ifrt::proxy::CompileResponse;
 
@@ -117,9 +121,34 @@ absl::Status CheckDumps(const program::CompileOptions& options, const std::strin
                       : absl::StrCat("for places below its scratch location ", scratch_location)));
 }
 
+// Colocated Python of JAX.
+constexpr char kColocatedPython[] = "jax_colocated_python_v0.0.1";
+
+absl::Status CheckOnDevices(const ArraySpec& spec, const std::vector<int32_t>& devices,
+                            absl::string_view what, absl::string_view program) {
+  const absl::Span<const int32_t> own = spec.sharding->devices();
+  if (own.size() != devices.size() || !std::is_permutation(own.begin(), own.end(), devices.begin())) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " of the Python program ", program,
+                                                   " is on devices [", absl::StrJoin(own, ","),
+                                                   "], the program on [", absl::StrJoin(devices, ","), "]"));
+  }
+  // What its shards are.
+  for (size_t i = 0; i < own.size(); ++i) {
+    HELMWAY_RETURN_IF_ERROR(
+        base::Annotate(spec.sharding->ShardShapeAt(spec.dims, static_cast<int64_t>(i)).status(),
+                       absl::StrCat(what, " of the Python program ", program)));
+  }
+  if (spec.layout && !(spec.layout->IsDescending() && spec.layout->tiles().empty())) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, " of the Python program ", program, " with the layout ", spec.layout->ToText()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
+  if (request.program().type_name() == wire::kCustomCallProgram) return CompilePython(request, reply);
   if (request.program().type_name() != wire::kXlaProgram) {
     return absl::UnimplementedError(
         absl::StrCat("programs of type \"", request.program().type_name(), "\" are not supported yet"));
@@ -156,28 +185,95 @@ absl::Status Session::HandleCompile(CompileRequest& request, Reply& reply) {
     absl::StatusOr<std::shared_ptr<const Executable>> executable =
         MakeExecutable(id, *std::move(compiled), self->proxy_->worker().info(), self->callbacks_);
     if (!executable.ok()) {
-      self->link_->Unload(id);
+      self->link_->Unload(id, std::nullopt);
       return self->SendError(op_id, base::Annotate(executable.status(), "reading the compiled program"));
     }
-    Response response;
-    CompileResponse& result = *response.mutable_compile_response();
-    {
-      base::MutexLock lock(&self->mu_);
-      if (self->closed_) return;
-      const uint64_t handle = self->NewServerHandle();
-      self->executables_[handle] = *executable;
-      result.set_loaded_executable_handle(handle);
-      result.set_ready_future_handle(self->AddFuture(async::DoneCompletion()));
-    }
-    result.set_name((*executable)->spec.name);
-    result.set_num_devices(static_cast<int32_t>((*executable)->devices.size()));
-    for (const int32_t device : (*executable)->devices) {
-      result.add_addressable_device_ids(device);
-      result.add_device_ids(device);
-    }
-    if (!fingerprint.empty()) result.set_fingerprint_value(fingerprint);
-    self->Send(op_id, absl::OkStatus(), response);
+    self->AnswerCompile(op_id, *std::move(executable), fingerprint);
   });
+  return absl::OkStatus();
+}
+
+void Session::AnswerCompile(uint64_t op_id, std::shared_ptr<const Executable> executable,
+                            const std::string& fingerprint) {
+  Response response;
+  CompileResponse& result = *response.mutable_compile_response();
+  {
+    base::MutexLock lock(&mu_);
+    if (closed_) return;
+    const uint64_t handle = NewServerHandle();
+    executables_[handle] = executable;
+    result.set_loaded_executable_handle(handle);
+    result.set_ready_future_handle(AddFuture(async::DoneCompletion()));
+  }
+  result.set_name(executable->spec.name);
+  result.set_num_devices(static_cast<int32_t>(executable->devices.size()));
+  for (const int32_t device : executable->devices) {
+    result.add_addressable_device_ids(device);
+    result.add_device_ids(device);
+  }
+  if (!fingerprint.empty()) result.set_fingerprint_value(fingerprint);
+  Send(op_id, absl::OkStatus(), response);
+}
+
+absl::Status Session::CompilePython(CompileRequest& request, Reply& reply) {
+  if (request.host_callbacks_size() > 0) {
+    return absl::InvalidArgumentError("host callbacks of a custom call program");
+  }
+  HELMWAY_ASSIGN_OR_RETURN(const xla::ifrt::CustomCallCompileOptionsProto options,
+                           wire::ParseSerialized<xla::ifrt::CustomCallCompileOptionsProto>(
+                               request.compile_options(), wire::kCustomCallCompileOptions));
+  if (options.outputs_bundle_slice_sizes_size() > 0) {
+    return absl::UnimplementedError("outputs_bundle_slice_sizes of a custom call program");
+  }
+  HELMWAY_ASSIGN_OR_RETURN(
+      xla::ifrt::CustomCallProgramProto program,
+      wire::ParseSerialized<xla::ifrt::CustomCallProgramProto>(request.program(), wire::kCustomCallProgram));
+  if (program.type() != kColocatedPython) {
+    return absl::UnimplementedError(
+        absl::StrCat("custom call programs of type \"", program.type(), "\" are not supported"));
+  }
+  if (program.version_number() != 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("custom call programs of format version ", program.version_number()));
+  }
+  auto executable = std::make_shared<Executable>();
+  executable->is_python = true;
+  executable->id = proxy_->NewExecutable();
+  executable->spec.name = program.name();
+  executable->devices.assign(program.devices().device_ids().begin(), program.devices().device_ids().end());
+  if (executable->devices.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the Python program ", program.name(), " has no devices"));
+  }
+  HELMWAY_RETURN_IF_ERROR(CheckDevices(executable->devices));
+  for (size_t i = 0; i < static_cast<size_t>(program.input_specs_size()); ++i) {
+    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(program.input_specs(static_cast<int>(i))));
+    HELMWAY_RETURN_IF_ERROR(
+        CheckOnDevices(spec, executable->devices, absl::StrCat("argument ", i), program.name()));
+    executable->python_inputs.push_back(std::move(spec));
+  }
+  for (size_t i = 0; i < static_cast<size_t>(program.output_specs_size()); ++i) {
+    HELMWAY_ASSIGN_OR_RETURN(ArraySpec spec, MakeSpec(program.output_specs(static_cast<int>(i))));
+    HELMWAY_RETURN_IF_ERROR(
+        CheckOnDevices(spec, executable->devices, absl::StrCat("output ", i), program.name()));
+    executable->output_memory_kinds.push_back(spec.sharding->memory_kind().value_or(""));
+    executable->outputs.push_back(std::make_shared<const ArraySpec>(std::move(spec)));
+  }
+
+  cluster::CompileProgram command;
+  command.executable = executable->id;
+  command.devices = executable->devices;
+  command.python.emplace();
+  HELMWAY_ASSIGN_OR_RETURN(command.python->hosts, cluster::PythonHostsOf(proxy_->worker().info()));
+  command.python->python_version = versions_.python;
+  command.python->jax_version = versions_.jax;
+  command.code = std::move(*request.mutable_program()->mutable_data());
+  reply.deferred = true;
+  link_->Compile(std::move(command),
+                 [self = shared_from_this(), op_id = reply.op_id, executable = std::move(executable)](
+                     const absl::StatusOr<cluster::CompiledProgram>& compiled) {
+                   if (!compiled.ok()) return self->SendError(op_id, compiled.status());
+                   self->AnswerCompile(op_id, executable, /*fingerprint=*/"");
+                 });
   return absl::OkStatus();
 }
 

@@ -70,8 +70,14 @@ absl::StatusOr<std::shared_ptr<net::SessionHandler>> Proxy::OpenSession(
     return absl::PermissionDeniedError("this server takes clients of its own host only");
   }
   if (absl::Status status = wire::CheckVersion(metadata.version()); !status.ok()) return status;
+  const auto said = [&](const char* key) -> std::string {
+    const auto& attributes = metadata.initialization_data().attributes();
+    const auto it = attributes.find(key);
+    return it == attributes.end() ? "" : it->second.string_value();
+  };
   auto session = std::make_shared<Session>(this, base::UnguessableId(), Host(peer), std::move(stream),
-                                           std::make_shared<HostBuffers>(options_.host_memory, budget_));
+                                           std::make_shared<HostBuffers>(options_.host_memory, budget_),
+                                           ClientVersions{said(kPythonVersionKey), said(kJaxVersionKey)});
   LOG(INFO) << "session from " << peer << " at protocol " << metadata.version().protocol_version()
             << ", serdes " << metadata.version().ifrt_serdes_version_number();
   base::MutexLock lock(&mu_);

@@ -21,12 +21,13 @@ using ::xla::ifrt::proxy::IfrtRequest;
 using ::xla::ifrt::proxy::IfrtResponse;
 
 Session::Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_ptr<net::SessionStream> stream,
-                 std::shared_ptr<HostBuffers> host_buffers)
+                 std::shared_ptr<HostBuffers> host_buffers, ClientVersions versions)
     : live_(proxy->live_sessions().Begin()),
       proxy_(proxy),
       id_(id),
       peer_host_(std::move(peer_host)),
       stream_(std::move(stream)),
+      versions_(std::move(versions)),
       host_buffers_(std::move(host_buffers)),
       link_(proxy->worker().OpenSession(id, callbacks_)) {
   const cluster::WorkerInfo& worker = proxy->worker().info();

@@ -46,8 +46,21 @@ struct Executable {
   std::string optimized_hlo_format;
   std::string optimized_hlo;
   std::vector<std::shared_ptr<const array::ArraySpec>> outputs;
+  // A Python function of the client (colocated Python). Of `spec` it has the name; `outputs` and these are as
+  // the client says. The devices of an argument or output may come in another order than the program's.
+  bool is_python = false;
+  std::vector<array::ArraySpec> python_inputs;
   std::shared_ptr<const CallbackUse> callbacks;  // null: the program calls none
 };
+
+// What a client says of itself when it opens its session (python/helmway/_jax_plugin.py), so that it can be
+// told when Python functions would not survive the journey. Empty: it does not say.
+struct ClientVersions {
+  std::string python;  // "3.12"
+  std::string jax;     // "0.11.2"
+};
+inline constexpr char kPythonVersionKey[] = "helmway_python_version";
+inline constexpr char kJaxVersionKey[] = "helmway_jax_version";
 
 // One client session: its handles and the order of its commands.
 //
@@ -62,7 +75,7 @@ class Session final : public net::SessionHandler,
                       public std::enable_shared_from_this<Session> {
  public:
   Session(Proxy* proxy, uint64_t id, std::string peer_host, std::shared_ptr<net::SessionStream> stream,
-          std::shared_ptr<HostBuffers> host_buffers);
+          std::shared_ptr<HostBuffers> host_buffers, ClientVersions versions = {});
   ~Session() override;
 
   uint64_t id() const { return id_; }
@@ -132,6 +145,9 @@ class Session final : public net::SessionHandler,
 
   // ---- program_requests.cc ----
   absl::Status HandleCompile(xla::ifrt::proxy::CompileRequest& request, Reply& reply);
+  absl::Status CompilePython(xla::ifrt::proxy::CompileRequest& request, Reply& reply);
+  void AnswerCompile(uint64_t op_id, std::shared_ptr<const Executable> executable,
+                     const std::string& fingerprint);
 
   // ---- executable_requests.cc ----
   absl::Status HandleLoadedExecutableMetadata(
@@ -235,6 +251,7 @@ class Session final : public net::SessionHandler,
   const uint64_t id_;
   const std::string peer_host_;
   const std::shared_ptr<net::SessionStream> stream_;
+  const ClientVersions versions_;
   const std::shared_ptr<HostBuffers> host_buffers_;
   const std::shared_ptr<PythonCallbacks> callbacks_ = std::make_shared<PythonCallbacks>();
   const std::shared_ptr<cluster::SessionLink> link_;

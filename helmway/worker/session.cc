@@ -49,6 +49,10 @@ void WhenDone(const std::vector<SlotRef>& slots, absl::AnyInvocable<void()> done
   async::WhenAllDone(events, std::move(done));
 }
 
+// Streams of a session that run programs which call back at one time. More than a program has threads that
+// call JAX, as a rule; the plugin has a limit of its own for each device, XLA's on CPU of 32.
+constexpr int kMaxCallingBack = 64;
+
 // Handing a program to the plugin costs some time for each of its arguments and outputs.
 constexpr size_t kMaxValuesToStartAtOnce = 64;
 
@@ -95,7 +99,9 @@ absl::StatusOr<cluster::HostContents> Describe(const Slot& slot) {
 Session::Session(Worker* worker, cluster::SessionId id, std::shared_ptr<cluster::CallbackSink> callbacks)
     : worker_(worker),
       id_(id),
-      callback_lanes_(std::make_shared<CallbackLanes>(std::move(callbacks), &worker->callback_threads())) {}
+      callbacks_(std::move(callbacks)),
+      callback_lanes_(std::make_shared<StreamLanes>(&worker->callback_threads(), kMaxCallingBack)),
+      python_(std::make_shared<ColocatedPython>(worker)) {}
 
 Session::~Session() {
   Close();
@@ -212,6 +218,8 @@ std::shared_ptr<const LoadedProgram> Session::FindProgram(cluster::ExecutableId 
 void Session::Execute(cluster::Launch launch) {
   std::shared_ptr<const LoadedProgram> program = FindProgram(launch.executable);
   if (program == nullptr) {
+    if (const auto function = python_->Find(launch.executable))
+      return CallPython(std::move(launch), function);
     // The proxy names only executables that it has loaded, so this is the end of the session. The results
     // have no slots; whoever reads them finds that out.
     if (launch.on_done) {
@@ -299,7 +307,10 @@ void Session::Execute(cluster::Launch launch) {
   }
   if (held) return;
   if (calls_back && !program->spans_workers) {
-    callback_lanes_->Push(launch.stream, std::move(record));
+    callback_lanes_->Push(launch.stream, [record = std::move(record), sink = callbacks_,
+                                          threads = &worker_->callback_threads()] {
+      record->RunCallingBack(sink.get(), threads);
+    });
     return;
   }
   if (late || !program->may_start_at_once) {
@@ -312,9 +323,48 @@ void Session::Execute(cluster::Launch launch) {
   if (other != nullptr && other != queue) other->Wake();
 }
 
+void Session::CallPython(cluster::Launch launch, const std::shared_ptr<PythonProgram>& program) {
+  PythonRun run;
+  run.under_way = worker_->launches().Begin();
+  run.program = program;
+  run.executable = launch.executable;
+  run.launch = launch.id;
+  run.stream = launch.stream;
+  run.settles = launch.settles;
+  run.user_context = launch.user_context;
+  run.on_done = std::move(launch.on_done);
+  program->last_stream = launch.stream;
+  const size_t devices = program->devices.size();
+  {
+    base::MutexLock lock(&mu_);
+    for (const cluster::BufferNames& names : launch.arguments) {
+      std::vector<ReadHold>& holds = run.arguments.emplace_back();
+      for (size_t d = 0; d < devices; ++d) holds.emplace_back(FindReadable(names.at(d)));
+    }
+    for (const cluster::BufferNames& names : launch.results) {
+      std::vector<SlotRef>& results = run.results.emplace_back();
+      for (size_t d = 0; d < devices; ++d) {
+        SlotRef slot = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+        slot->awaits_launch = true;
+        slot->user_context = launch.user_context;
+        slot->late.store(true, std::memory_order_relaxed);
+        if (!closed_) slots_[names.at(d)] = slot;
+        results.push_back(std::move(slot));
+      }
+    }
+  }
+  // It waits for its inputs by itself, also if the launch is held.
+  python_->Run(std::move(run));
+}
+
+void Session::Settle(cluster::LaunchId id, const absl::Status& status) { python_->Settle(id, status); }
+
 void Session::Enqueue(LaunchRef record) {
   if (const std::shared_ptr<CallbackClient>& client = record->program().callback_client; client != nullptr) {
-    callback_lanes_->PushInOrder(*client, record);
+    // When all of programs that span workers which this client got before are over; others run meanwhile.
+    async::GrowingPool* threads = &worker_->callback_threads();
+    client->RunInOrder([record, sink = callbacks_, threads] { record->RunCallingBack(sink.get(), threads); },
+                       threads);
     return;
   }
   Sequencer& sequencer = worker_->sequencer();
@@ -850,6 +900,7 @@ void Session::Load(cluster::LoadProgram command, absl::AnyInvocable<void(const a
 
 void Session::Compile(cluster::CompileProgram command,
                       absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) {
+  if (command.python) return python_->Load(std::move(command), std::move(done));
   auto shared_done = std::make_shared<decltype(done)>(std::move(done));
   auto task = [self = shared_from_this(), command = std::move(command), shared_done] {
     if (self->cancelled_->load()) return (*shared_done)(SessionEnded());
@@ -865,7 +916,8 @@ void Session::Compile(cluster::CompileProgram command,
   });
 }
 
-void Session::Unload(cluster::ExecutableId executable) {
+void Session::Unload(cluster::ExecutableId executable, std::optional<int64_t> stream) {
+  if (python_->Unload(executable, stream)) return;
   std::shared_ptr<const LoadedProgram> dropped;
   base::MutexLock lock(&mu_);
   const auto it = programs_.find(executable);
@@ -918,6 +970,7 @@ void Session::Close() {
     arrived.swap(arrived_);
     callback_client.swap(callback_client_);
   }
+  python_->Close();
   for (auto& [id, launch] : held) launch->Drop(SessionEnded());
   for (auto& [id, one] : receiving) one.slot->Finish(SessionEnded());
   // Peers end theirs too, or may be gone: nothing is to wait for them.

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,9 +16,10 @@
 #include "helmway/cluster/worker_link.h"
 #include "helmway/pjrt/client.h"
 #include "helmway/worker/callback_clients.h"
-#include "helmway/worker/callback_lanes.h"
+#include "helmway/worker/colocated_python.h"
 #include "helmway/worker/launch.h"
 #include "helmway/worker/slot.h"
+#include "helmway/worker/stream_lanes.h"
 
 namespace helmway::worker {
 
@@ -36,6 +38,7 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Execute(cluster::Launch launch) override;
   void Flush() override;
   void ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) override;
+  void Settle(cluster::LaunchId id, const absl::Status& status) override;
   void Copy(cluster::CopyBuffers command) override;
   void Send(cluster::SendBuffers command) override;
   void Receive(cluster::ReceiveBuffers command) override;
@@ -49,13 +52,15 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   void Compile(cluster::CompileProgram command,
                absl::AnyInvocable<void(absl::StatusOr<cluster::CompiledProgram>)> done) override;
   void Load(cluster::LoadProgram command, absl::AnyInvocable<void(const absl::Status&)> done) override;
-  void Unload(cluster::ExecutableId executable) override;
+  void Unload(cluster::ExecutableId executable, std::optional<int64_t> stream) override;
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
   // A worker in this process is never lost.
   void WhenLost(absl::AnyInvocable<void(const absl::Status&)> /*lost*/) override {}
   absl::Status Loss() override { return absl::OkStatus(); }
   void WhenPeerLost(PeerLost lost) override;
+  void WhenPythonSays(PythonSays says) override { python_->WhenSays(std::move(says)); }
+  void TellPython(const std::string& text) override { python_->Tell(text); }
   void Close() override;
 
   // What a peer has sent under the name of a buffer, whether or not Receive has named it already.
@@ -96,10 +101,13 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::StatusOr<std::shared_ptr<CallbackClient>> GetCallbackClient();
   // Puts a launch into the queues of its devices, once its program is loaded and none of its inputs is late.
   void Enqueue(LaunchRef record);
+  void CallPython(cluster::Launch launch, const std::shared_ptr<PythonProgram>& program);
 
   Worker* const worker_;
   const cluster::SessionId id_;
-  const std::shared_ptr<CallbackLanes> callback_lanes_;
+  const std::shared_ptr<cluster::CallbackSink> callbacks_;
+  const std::shared_ptr<StreamLanes> callback_lanes_;
+  const std::shared_ptr<ColocatedPython> python_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
 
   base::Mutex mu_;

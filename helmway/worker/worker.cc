@@ -64,6 +64,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
     return absl::FailedPreconditionError(
         absl::StrCat("the PJRT plugin '", options.plugin_path, "' has found no devices"));
   }
+  worker->python_ = options.python;
+  worker->process_id_ = options.process_id;
   worker->peers_ = options.peers;
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);

@@ -121,8 +121,10 @@ class Worker final : public cluster::WorkerLink {
   Compiler& compiler() { return *compiler_; }
   TokenMaker& tokens() { return *tokens_; }
   CallbackClients& callback_clients() { return *callback_clients_; }
-  // For launches that call back, and for what comes after their calls.
+  // For launches that wait for Python, and for what comes after its calls.
   async::GrowingPool& callback_threads() { return *callback_threads_; }
+  const std::string& python() const { return python_; }
+  int process_id() const { return process_id_; }
   async::ThreadPool& compilers() { return *compilers_; }
   async::ThreadPool& transfers() { return *transfers_; }
   // Copies within host memory, which may be long.
@@ -138,6 +140,8 @@ class Worker final : public cluster::WorkerLink {
   void Describe(const WorkerOptions& options);
 
   pjrt::PluginKind plugin_kind_ = pjrt::PluginKind::kCpu;
+  std::string python_;
+  int process_id_ = 0;
   std::shared_ptr<pjrt::Client> client_;
   std::optional<DeviceIds> device_ids_;  // always there once the worker is made
   std::unique_ptr<CustomCalls> custom_calls_;

@@ -106,7 +106,7 @@ TEST_F(WorkerGroupTest, AProgramIsCompiledOnceAndRunsOnAll) {
   RunOnFourDevices();
   EXPECT_THAT(*Read(11), ElementsAre(0, 2));
   EXPECT_THAT(*Read(14), ElementsAre(12, 14));
-  session_->Unload(1);
+  session_->Unload(1, std::nullopt);
 }
 
 TEST_F(WorkerGroupTest, WhatWasCompiledBeforeIsLoadedByAllWorkers) {
@@ -488,8 +488,8 @@ TEST_F(ElasticGroup, AWorkerThatReturnsHasItsProgramsAndNotItsBuffers) {
     EXPECT_THAT(*Read(at + 51), ElementsAre(2, 3));
     session_->Delete({{at, 60, {}}});
   }
-  session_->Unload(1);
-  session_->Unload(3);
+  session_->Unload(1, std::nullopt);
+  session_->Unload(3, std::nullopt);
   Lose(1);
   Return(1);
   AwaitUsable(2049);

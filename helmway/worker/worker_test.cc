@@ -1393,7 +1393,7 @@ TEST_P(WorkerTest, NamesBelongToOneSession) {
   CompileOk(*session_, 1, AddOne(1));
   EXPECT_EQ(Read(*other, 1).status().code(), kInvalid);
   other->Delete({One(1)});
-  other->Unload(1);
+  other->Unload(1, std::nullopt);
   EXPECT_FALSE(Execute(*other, {.arguments = {One(1)}, .results = {One(2)}}).Wait().ok());
   Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}});
   EXPECT_THAT(ReadOk(*session_, 2), ElementsAre(2));
@@ -1406,7 +1406,7 @@ TEST_P(WorkerTest, UnknownNames) {
   EXPECT_EQ(Execute(*session_, {.arguments = {One(1)}, .results = {One(2)}}).Wait().code(), kInvalid);
   EXPECT_EQ(Read(*session_, 2).status().code(), kInvalid);
   session_->Delete({One(1), {500, 1000, {}}});
-  session_->Unload(99);
+  session_->Unload(99, std::nullopt);
   // An unknown program fails its results and says so outside the call.
   Put(*session_, 3, {1});
   const StatusAnswer done =
@@ -1451,7 +1451,7 @@ TEST_P(WorkerTest, UnloadedWhileItRuns) {
   for (BufferId i = 1; i <= 50; ++i) {
     done.push_back(Execute(*session_, {.arguments = {One(i)}, .results = {One(i + 1)}}));
   }
-  session_->Unload(1);
+  session_->Unload(1, std::nullopt);
   session_->Fill(Contents(1, std::vector<float>(kLarge, 0)));
   EXPECT_THAT(ReadOk(*session_, 51), Each(50));
   for (const StatusAnswer& answer : done) EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
@@ -1563,7 +1563,7 @@ TEST_P(WorkerTest, CommandsAfterClose) {
   session_->Fail({{5, 0}}, absl::DataLossError("x"));
   session_->Copy({.sources = One(1), .results = One(6), .devices = {0}, .memory_kind = ""});
   session_->Delete({One(1), One(5)});
-  session_->Unload(1);
+  session_->Unload(1, std::nullopt);
   session_->ReleaseLaunch(1, 0);
   EXPECT_EQ(Read(*session_, 1).status().code(), kCancelled);
   EXPECT_EQ(Read(*session_, 5).status().code(), kCancelled);
