@@ -8,6 +8,7 @@ Importing this module is cheap and changes nothing.
 """
 
 import os
+import sys
 
 _PLATFORM = "proxy"
 _INSECURE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
@@ -73,6 +74,11 @@ def _make_client():
     from jax.extend.backend import ifrt_proxy
 
     options = ifrt_proxy.ClientConnectionOptions()
+    # So that the server can say that functions of this Python do not run on its own.
+    options.initialization_data = {
+        "helmway_python_version": b"%d.%d" % sys.version_info[:2],
+        "helmway_jax_version": jax.__version__.encode(),
+    }
     if timeout := os.environ.get(_TIMEOUT):
         if not timeout.isdecimal():
             raise RuntimeError(f"{_TIMEOUT} must be a whole number of seconds, got {timeout!r}")
