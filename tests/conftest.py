@@ -234,6 +234,15 @@ def front():
 
 
 @pytest.fixture(scope="session")
+def python_server(helmway_binary):
+    """Like `server`, with the Python of the tests' programs: functions travel only between equal versions."""
+    running = Server(helmway_binary, "--devices", str(DEVICES), environment={"HELMWAY_PYTHON": sys.executable})
+    yield running
+    assert running.process.poll() is None, f"the server died during the tests\n{running.log()}"
+    assert running.close() == 0, running.log()
+
+
+@pytest.fixture(scope="session")
 def server(helmway_binary):
     """One server with eight devices for all tests; it must survive them and end well."""
     running = Server(helmway_binary, *shape(int(os.environ.get("HELMWAY_TEST_WORKERS", "0"))))

@@ -9,7 +9,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import cpu_environment, seconds
+from conftest import DEVICES, cpu_environment, seconds
 
 HERE = pathlib.Path(__file__).resolve().parent
 FOLDER = HERE / "third_party" / "jax"
@@ -54,15 +54,23 @@ def version_of_jax():
     return metadata.version("jax")
 
 
+# Files that need a server with the Python of the tests, and as many CPU devices of JAX's own beside the server's.
+WITH_PYTHON = ("colocated_python_test.py",)
+
+
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*_test.py")))
-def test_parity(file, server, tmp_path):
+def test_parity(file, request, tmp_path):
     expected, output = outcomes(file, tmp_path, cpu_environment())
     passing = {name for name, outcome in expected.items() if outcome == "passed"}
     if not passing and version_of_jax() != HOME:
         pytest.skip(f"the file is not made for jax {version_of_jax()}: {output.strip().splitlines()[-1]}")
     assert passing, output[-4000:]
 
-    actual, output = outcomes(file, tmp_path, server.environment())
+    if file in WITH_PYTHON:
+        environment = request.getfixturevalue("python_server").environment(JAX_NUM_CPU_DEVICES=str(DEVICES))
+    else:
+        environment = request.getfixturevalue("server").environment()
+    actual, output = outcomes(file, tmp_path, environment)
     lost = {name for name in passing if actual.get(name) != "passed"}
     known = {name for name in passing if any(fnmatch.fnmatch(name, p) for p in known_losses(file))}
     assert not lost - known, f"{sorted(lost - known)}\n{output[-6000:]}"
