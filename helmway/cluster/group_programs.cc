@@ -364,8 +364,9 @@ void GroupSession::CompilePython(ExecutableId id, const std::shared_ptr<const Co
       });
   for (size_t i = 0; i < members.size(); ++i) {
     members[i].link->Compile(*source, [all, answer, i](absl::StatusOr<CompiledProgram> compiled) {
-      if (i == 0 && compiled.ok()) *answer = *std::move(compiled);
-      all->Give(i, compiled.status());
+      const absl::Status status = compiled.status();
+      if (i == 0 && status.ok()) *answer = *std::move(compiled);
+      all->Give(i, status);
     });
   }
 }
