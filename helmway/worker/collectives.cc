@@ -489,12 +489,12 @@ LaunchShare::~LaunchShare() { engine_->Ended(*launch_); }
 
 absl::StatusOr<const pjrt::RunContext*> LaunchShare::Context(const pjrt::Plugin& plugin, size_t index,
                                                              int32_t position, CallbackRun* callbacks) {
-  auto part = std::make_unique<Part>();
-  part->position = position;
-  part->data = {.share = this, .part = index, .callbacks = callbacks};
-  HELMWAY_ASSIGN_OR_RETURN(part->context, pjrt::RunContext::Create(plugin, &part->data));
-  parts_[index] = std::move(part);
-  return &parts_[index]->context;
+  parts_[index] = std::make_unique<Part>();
+  Part& part = *parts_[index];
+  part.position = position;
+  part.data = {.share = this, .part = index, .callbacks = callbacks};
+  HELMWAY_ASSIGN_OR_RETURN(part.context, pjrt::RunContext::Create(plugin, &part.data));
+  return &part.context;
 }
 
 absl::Status LaunchShare::status() const {
