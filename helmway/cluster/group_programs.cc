@@ -122,16 +122,15 @@ void GroupSession::Execute(Launch launch) {
   }
   std::vector<uint64_t> places(members.size(), 0);
   const LaunchId id = launch.id;
-  if (over) {
+  const int reasons = (launch.held ? 1 : 0) + (behind.empty() ? 0 : 1);
+  launch.held = reasons > 0;
+  launch.may_be_passed = !behind.empty();
+  if (over || launch.held) {
     base::MutexLock lock(&mu_);
-    PutBehind(launch.results, {over});
+    if (over) PutBehind(launch.results, {over});
+    if (launch.held) held_[id] = {members, reasons};
   }
-  if (launch.held || !behind.empty()) {
-    base::MutexLock lock(&mu_);
-    held_[id] = {members, (launch.held ? 1 : 0) + (behind.empty() ? 0 : 1)};
-    launch.held = true;
-    launch.may_be_passed = !behind.empty();
-  } else {
+  if (!launch.held) {
     std::vector<WorkerLife*> lives;
     for (const Member& member : members) lives.push_back(member.life.get());
     places = group_->TakePlaces(lives);

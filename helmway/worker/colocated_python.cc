@@ -76,6 +76,20 @@ absl::Status CheckVersion(absl::string_view what, absl::string_view client, absl
                    server, "; functions travel only between equal versions (--python names the server's)"));
 }
 
+// Gives the results of a run what was made in their place, or fails them; those that have failed before stay
+// so.
+void Finish(const PythonArrays& results, PythonArrays made, const absl::Status& status) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    for (size_t d = 0; d < results[i].size(); ++d) {
+      if (status.ok()) {
+        results[i][d]->buffer = std::move(made[i][d]->buffer);
+        results[i][d]->strings = std::move(made[i][d]->strings);
+      }
+      results[i][d]->Finish(status);
+    }
+  }
+}
+
 }  // namespace
 
 ColocatedPython::ColocatedPython(Worker* worker)
@@ -216,11 +230,7 @@ void ColocatedPython::Close() {
     unsettled.swap(unsettled_);
   }
   if (sidecar != nullptr) sidecar->Kill();
-  for (auto& [launch, one] : unsettled) {
-    for (const auto& result : one.results) {
-      for (const SlotRef& slot : result) slot->Finish(SessionEnded());
-    }
-  }
+  for (const auto& [launch, one] : unsettled) Finish(one.results, {}, SessionEnded());
 }
 
 // ---- Calls -----------------------------------------------------------------------------------------------
@@ -240,28 +250,18 @@ void ColocatedPython::Run(PythonRun run) {
 }
 
 void ColocatedPython::RunNow(PythonRun& run) {
-  absl::StatusOr<std::vector<std::vector<SlotRef>>> made = Call(run);
+  absl::StatusOr<PythonArrays> made = Call(run);
   run.arguments.clear();
-  absl::Status status = made.status();
-  if (status.ok() && run.settles) {
+  const absl::Status status = made.status();
+  if (!run.settles) {
+    Finish(run.results, status.ok() ? *std::move(made) : PythonArrays(), status);
+  } else if (!status.ok()) {
+    Settle(run.launch, status);
+  } else {
     // Unless it has failed elsewhere meanwhile.
     base::MutexLock lock(&mu_);
     const auto it = unsettled_.find(run.launch);
     if (it != unsettled_.end()) it->second.made = *std::move(made);
-  } else if (status.ok()) {
-    for (size_t i = 0; i < run.results.size(); ++i) {
-      for (size_t d = 0; d < run.results[i].size(); ++d) {
-        run.results[i][d]->buffer = std::move((*made)[i][d]->buffer);
-        run.results[i][d]->strings = std::move((*made)[i][d]->strings);
-        run.results[i][d]->Finish(absl::OkStatus());
-      }
-    }
-  }
-  if (!status.ok()) {
-    if (run.settles) Settle(run.launch, status);
-    for (const auto& result : run.results) {
-      for (const SlotRef& slot : result) slot->Finish(status);
-    }
   }
   run.results.clear();
   if (run.on_done) std::exchange(run.on_done, nullptr)(wire::WithUserContext(status, run.user_context));
@@ -276,17 +276,10 @@ void ColocatedPython::Settle(cluster::LaunchId launch, const absl::Status& statu
     one = std::move(it->second);
     unsettled_.erase(it);
   }
-  const absl::Status outcome = status.ok() && one.made.size() != one.results.size()
-                                   ? absl::InternalError("settled too early")
-                                   : status;
-  for (size_t i = 0; i < one.results.size(); ++i) {
-    for (size_t d = 0; d < one.results[i].size(); ++d) {
-      if (outcome.ok()) {
-        one.results[i][d]->buffer = std::move(one.made[i][d]->buffer);
-        one.results[i][d]->strings = std::move(one.made[i][d]->strings);
-      }
-      one.results[i][d]->Finish(outcome);
-    }
+  if (status.ok() && one.made.size() != one.results.size()) {
+    Finish(one.results, {}, absl::InternalError("settled too early"));
+  } else {
+    Finish(one.results, std::move(one.made), status);
   }
 }
 
@@ -352,7 +345,7 @@ absl::StatusOr<SlotRef> ColocatedPython::MakeBuffer(const PythonProgram::Value& 
   return slot;
 }
 
-absl::StatusOr<std::vector<std::vector<SlotRef>>> ColocatedPython::Call(PythonRun& run) {
+absl::StatusOr<PythonArrays> ColocatedPython::Call(PythonRun& run) {
   const PythonProgram& program = *run.program;
   HELMWAY_ASSIGN_OR_RETURN(SidecarArrays arguments, ReadArguments(run));
   {
@@ -364,7 +357,7 @@ absl::StatusOr<std::vector<std::vector<SlotRef>>> ColocatedPython::Call(PythonRu
   arguments.clear();
   if (outputs->size() != program.outputs.size())
     return absl::InternalError("Python has returned other outputs");
-  std::vector<std::vector<SlotRef>> made;
+  PythonArrays made;
   for (size_t i = 0; i < outputs->size(); ++i) {
     std::vector<SlotRef>& slots = made.emplace_back();
     for (size_t d = 0; d < program.devices.size(); ++d) {

@@ -40,6 +40,8 @@ struct PythonProgram {
   int64_t last_stream = 0;  // of the session's command thread
 };
 
+using PythonArrays = std::vector<std::vector<SlotRef>>;  // by number and device
+
 // One call of a function.
 struct PythonRun {
   async::Outstanding::Token under_way;
@@ -48,8 +50,8 @@ struct PythonRun {
   cluster::LaunchId launch = 0;
   int64_t stream = 0;
   std::vector<std::vector<ReadHold>> arguments;  // by number and device
-  std::vector<std::vector<SlotRef>> results;     // likewise
-  bool settles = false;                          // cluster::Launch::settles
+  PythonArrays results;
+  bool settles = false;  // cluster::Launch::settles
   uint64_t user_context = 0;
   absl::AnyInvocable<void(const absl::Status&)> on_done;
 };
@@ -83,13 +85,13 @@ class ColocatedPython : public std::enable_shared_from_this<ColocatedPython> {
  private:
   // A launch with `settles`, from its command on.
   struct Unsettled {
-    std::vector<std::vector<SlotRef>> results;
-    std::vector<std::vector<SlotRef>> made;  // in their place; empty until it has been called
+    PythonArrays results;
+    PythonArrays made;  // in their place; empty until it has been called
   };
   absl::StatusOr<std::shared_ptr<Sidecar>> GetSidecar(const cluster::PythonFunction& function);
   absl::StatusOr<cluster::CompiledProgram> LoadNow(const cluster::CompileProgram& command);
   void RunNow(PythonRun& run);
-  absl::StatusOr<std::vector<std::vector<SlotRef>>> Call(PythonRun& run);
+  absl::StatusOr<PythonArrays> Call(PythonRun& run);
   absl::StatusOr<SidecarArrays> ReadArguments(PythonRun& run);
   absl::StatusOr<SlotRef> MakeBuffer(const PythonProgram::Value& value, size_t device_number,
                                      cluster::DeviceId device, base::HostBytes bytes);

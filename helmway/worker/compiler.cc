@@ -36,6 +36,11 @@ std::string SerializeMemoryStats(const pjrt::CompiledMemoryStats& stats) {
   return proto.SerializeAsString();
 }
 
+// `ids`: null where the client's are the cluster's.
+absl::StatusOr<std::string> OptionsForPlugin(const DeviceIds* ids, const std::string& options) {
+  return ids == nullptr ? options : ids->OptionsForPlugin(options);
+}
+
 std::vector<cluster::DeviceId> DevicesOf(const pjrt::LoadedExecutable& executable, const DeviceIds* ids) {
   std::vector<cluster::DeviceId> devices;
   for (const pjrt::Device* device : executable.addressable_devices()) {
@@ -240,10 +245,7 @@ absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> Compiler::Load(
     HELMWAY_RETURN_IF_ERROR(ReplaceCollectivesHere::Prepare(*target.client->plugin()));
   }
   const DeviceIds* ids = IdsOf(target);
-  std::string plugin_options = options;
-  if (ids != nullptr) {
-    HELMWAY_ASSIGN_OR_RETURN(plugin_options, ids->OptionsForPlugin(options));
-  }
+  HELMWAY_ASSIGN_OR_RETURN(const std::string plugin_options, OptionsForPlugin(ids, options));
   HELMWAY_ASSIGN_OR_RETURN(std::unique_ptr<pjrt::LoadedExecutable> executable,
                            target.client->DeserializeAndLoad(entry.executable, plugin_options));
   if (executable->num_outputs() != entry.program.output_memory_kinds.size() ||
@@ -309,10 +311,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, c
                                                          const std::string& options) {
   pjrt::CompileRequest request;
   const DeviceIds* ids = IdsOf(target);
-  std::string plugin_options = options;
-  if (ids != nullptr) {
-    HELMWAY_ASSIGN_OR_RETURN(plugin_options, ids->OptionsForPlugin(options));
-  }
+  HELMWAY_ASSIGN_OR_RETURN(const std::string plugin_options, OptionsForPlugin(ids, options));
   request.code = code;
   request.serialized_options = plugin_options;
   absl::Status prepared;
