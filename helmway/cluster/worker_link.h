@@ -290,8 +290,8 @@ using CostProperties = std::map<std::string, AttributeValue>;
 // Errors are values: a command that cannot be done binds its results to the first cause, and every use of
 // them fails with it. A name belongs to the session that made it and is unknown to others.
 // Callbacks run once, on any thread, maybe inside the call (except where stated), with no lock of the link
-// held; they must not block. Callers serialize the calls of one session, except Read, Await, Compile, Settle
-// and CostAnalysis, which may be called by any thread once the names they use exist.
+// held; they must not block. Callers serialize the calls of one session, except Read, Await, Compile,
+// ReleaseLaunch, Settle and CostAnalysis, which may be called by any thread once the names they use exist.
 class SessionLink {
  public:
   virtual ~SessionLink() = default;

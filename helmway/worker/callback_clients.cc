@@ -25,32 +25,9 @@ void CallbackClient::EndTurn() {
   busy_ = false;
 }
 
-void CallbackClient::RunInOrder(absl::AnyInvocable<void()> task, async::GrowingPool* threads) {
-  base::MutexLock lock(&mu_);
-  in_order_.push_back(std::move(task));
-  if (draining_) return;
-  draining_ = true;
-  threads->Run([this] { Drain(); });
-}
-
-void CallbackClient::Drain() {
-  while (true) {
-    absl::AnyInvocable<void()> task;
-    {
-      base::MutexLock lock(&mu_);
-      if (in_order_.empty()) {
-        draining_ = false;
-        return;
-      }
-      task = std::move(in_order_.front());
-      in_order_.pop_front();
-    }
-    task();
-  }
-}
-
-CallbackClients::CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id)
-    : home_(std::move(home)), process_id_(process_id) {}
+CallbackClients::CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id,
+                                 async::GrowingPool* threads)
+    : home_(std::move(home)), process_id_(process_id), threads_(threads) {}
 
 absl::StatusOr<std::shared_ptr<CallbackClient>> CallbackClients::Lease() {
   if (home_->platform_name() != "cpu") {
@@ -76,7 +53,7 @@ absl::StatusOr<std::shared_ptr<CallbackClient>> CallbackClients::Lease() {
                              {{"cpu_device_count", static_cast<int64_t>(home_->addressable_devices().size())},
                               {"process_id", static_cast<int64_t>(process_id_)},
                               {"asynchronous", false}}));
-    auto made = std::make_unique<CallbackClient>(std::move(client), home_);
+    auto made = std::make_unique<CallbackClient>(std::move(client), home_, threads_);
     chosen = made.get();
     base::MutexLock lock(&mu_);
     entries_.push_back({std::move(made), /*holders=*/1});

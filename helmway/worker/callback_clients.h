@@ -1,17 +1,16 @@
 #ifndef HELMWAY_WORKER_CALLBACK_CLIENTS_H_
 #define HELMWAY_WORKER_CALLBACK_CLIENTS_H_
 
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "helmway/async/growing_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/pjrt/client.h"
+#include "helmway/worker/stream_lanes.h"
 
 namespace helmway::worker {
 
@@ -22,8 +21,11 @@ namespace helmway::worker {
 class CallbackClient {
  public:
   // `home` is the worker's client.
-  CallbackClient(std::shared_ptr<pjrt::Client> client, std::shared_ptr<pjrt::Client> home)
-      : client_(std::move(client)), home_(std::move(home)) {}
+  CallbackClient(std::shared_ptr<pjrt::Client> client, std::shared_ptr<pjrt::Client> home,
+                 async::GrowingPool* threads)
+      : client_(std::move(client)),
+        home_(std::move(home)),
+        in_order_(std::make_shared<StreamLanes>(threads, /*max_running=*/1)) {}
 
   const std::shared_ptr<pjrt::Client>& client() const { return client_; }
   const std::shared_ptr<pjrt::Client>& home() const { return home_; }
@@ -32,19 +34,16 @@ class CallbackClient {
   void AwaitTurn();
   void EndTurn();
 
-  // Runs the tasks one after the other, in this order, on a thread of `threads`: launches of programs that
-  // span workers, whose collectives wait for each other, so that all workers must begin them in one order.
-  void RunInOrder(absl::AnyInvocable<void()> task, async::GrowingPool* threads);
+  // One lane, whatever the stream: for launches of programs that span workers, whose collectives wait for
+  // each other, so that all workers must begin them in one order.
+  StreamLanes& in_order() { return *in_order_; }
 
  private:
-  void Drain();
-
   const std::shared_ptr<pjrt::Client> client_;
   const std::shared_ptr<pjrt::Client> home_;
+  const std::shared_ptr<StreamLanes> in_order_;
   base::Mutex mu_;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<absl::AnyInvocable<void()>> in_order_ ABSL_GUARDED_BY(mu_);
-  bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 // The callback clients of a worker. They are made when needed and kept for the next session, since making one
@@ -52,7 +51,8 @@ class CallbackClient {
 class CallbackClients {
  public:
   // `home`: the worker's client, which was made with this process id if it is one of XLA's CPU plugin.
-  CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id);
+  // `threads` must outlive all that is run.
+  CallbackClients(std::shared_ptr<pjrt::Client> home, int process_id, async::GrowingPool* threads);
 
   // UNIMPLEMENTED on other platforms. One that nobody else has; if there are many already, one that is
   // shared. It comes back when its last holder lets go, on any thread, while this object still lives.
@@ -61,6 +61,7 @@ class CallbackClients {
  private:
   const std::shared_ptr<pjrt::Client> home_;
   const int process_id_;
+  async::GrowingPool* const threads_;
   base::Mutex mu_;
   struct Entry {
     std::unique_ptr<CallbackClient> client;

@@ -109,8 +109,9 @@ void DeviceQueue::Run() {
 }
 
 void Sequencer::Enqueue(const LaunchRef& launch) {
+  GivenUp given_up;
   base::MutexLock lock(&mu_);
-  Push(launch);
+  Push(launch, &given_up);
 }
 
 uint64_t Sequencer::Announce(LaunchRef launch) {
@@ -120,25 +121,22 @@ uint64_t Sequencer::Announce(LaunchRef launch) {
 }
 
 bool Sequencer::EnqueueUnlessSomeWait(const LaunchRef& launch) {
+  GivenUp given_up;
   base::MutexLock lock(&mu_);
   if (!waiting_.empty()) return false;
-  Push(launch);
+  Push(launch, &given_up);
   return true;
 }
 
 void Sequencer::SetReady(uint64_t announced) {
+  GivenUp given_up;
   base::MutexLock lock(&mu_);
   waiting_[announced - first_].ready = true;
   while (!waiting_.empty() && waiting_.front().ready) {
-    Push(waiting_.front().launch);
+    Push(waiting_.front().launch, &given_up);
     waiting_.pop_front();
     ++first_;
   }
-}
-
-bool Sequencer::some_wait() const {
-  base::MutexLock lock(&mu_);
-  return !waiting_.empty();
 }
 
 async::CompletionRef Sequencer::AddEntering() {
@@ -154,21 +152,22 @@ void Sequencer::AppendEntering(std::vector<async::CompletionRef>* entering) {
   entering->insert(entering->end(), entering_.begin(), entering_.end());
 }
 
-void Sequencer::Push(const LaunchRef& launch) {
+void Sequencer::Push(const LaunchRef& launch, GivenUp* given_up) {
   // Both before the launch may begin, which gives them up when it ends.
-  std::vector<SlotRef> late;
-  std::vector<ReadHold> holds;
+  const size_t first = given_up->slots.size();
   for (LaunchPart& part : launch->parts()) {
     for (const SlotRef& slot : part.results) {
-      if (slot->late.load(std::memory_order_relaxed)) late.push_back(slot);
+      if (slot->late.load(std::memory_order_relaxed)) given_up->slots.push_back(slot);
     }
-    for (ReadHold& hold : part.holds) holds.push_back(std::move(hold));
+    for (ReadHold& hold : part.holds) given_up->holds.push_back(std::move(hold));
     part.holds.clear();
   }
   const std::vector<DeviceQueue*>& queues = launch->program().queues;
   for (size_t i = 0; i < queues.size(); ++i) queues[i]->Push(launch, i);
   // What comes after this has its place behind it in the queues.
-  for (const SlotRef& slot : late) slot->late.store(false, std::memory_order_release);
+  for (size_t i = first; i < given_up->slots.size(); ++i) {
+    given_up->slots[i]->late.store(false, std::memory_order_release);
+  }
 }
 
 }  // namespace helmway::worker

@@ -88,8 +88,6 @@ class Sequencer {
   // The same at once for one that is ready, if no other waits. Otherwise does nothing.
   bool EnqueueUnlessSomeWait(const LaunchRef& launch);
   void SetReady(uint64_t announced);
-  // Whether one that was announced is not in the queues.
-  bool some_wait() const;
 
   // An event for a launch that will be put into the queues later than it was commanded, to be finished when
   // it is.
@@ -102,9 +100,14 @@ class Sequencer {
     LaunchRef launch;
     bool ready = false;
   };
-  static void Push(const LaunchRef& launch);
+  // What launches give up when they enter the queues: the plugin may free buffers for it, with no lock held.
+  struct GivenUp {
+    std::vector<SlotRef> slots;
+    std::vector<ReadHold> holds;
+  };
+  static void Push(const LaunchRef& launch, GivenUp* given_up);
 
-  mutable base::Mutex mu_;
+  base::Mutex mu_;
   uint64_t first_ ABSL_GUARDED_BY(mu_) = 0;  // number of the first that waits
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   std::vector<async::CompletionRef> entering_ ABSL_GUARDED_BY(mu_);  // some may be done

@@ -240,8 +240,7 @@ void Session::Execute(cluster::Launch launch) {
   parts.resize(devices);
   const bool calls_back = program->callback_client != nullptr;
   // What waits behind a launch that is late is late too.
-  bool late = calls_back || launch.may_be_passed || !program->loaded->done() ||
-              (program->spans_workers && worker_->sequencer().some_wait());
+  bool late = calls_back || launch.may_be_passed || !program->loaded->done();
   bool held;
   absl::Status conflict;
   {
@@ -307,10 +306,7 @@ void Session::Execute(cluster::Launch launch) {
   }
   if (held) return;
   if (calls_back && !program->spans_workers) {
-    callback_lanes_->Push(launch.stream, [record = std::move(record), sink = callbacks_,
-                                          threads = &worker_->callback_threads()] {
-      record->RunCallingBack(sink.get(), threads);
-    });
+    callback_lanes_->Push(launch.stream, RunOf(std::move(record)));
     return;
   }
   if (late || !program->may_start_at_once) {
@@ -359,12 +355,16 @@ void Session::CallPython(cluster::Launch launch, const std::shared_ptr<PythonPro
 
 void Session::Settle(cluster::LaunchId id, const absl::Status& status) { python_->Settle(id, status); }
 
+absl::AnyInvocable<void()> Session::RunOf(LaunchRef record) {
+  return [record = std::move(record), sink = callbacks_, threads = &worker_->callback_threads()] {
+    record->RunCallingBack(sink.get(), threads);
+  };
+}
+
 void Session::Enqueue(LaunchRef record) {
   if (const std::shared_ptr<CallbackClient>& client = record->program().callback_client; client != nullptr) {
     // When all of programs that span workers which this client got before are over; others run meanwhile.
-    async::GrowingPool* threads = &worker_->callback_threads();
-    client->RunInOrder([record, sink = callbacks_, threads] { record->RunCallingBack(sink.get(), threads); },
-                       threads);
+    client->in_order().Push(0, RunOf(record));
     return;
   }
   Sequencer& sequencer = worker_->sequencer();
@@ -414,13 +414,13 @@ void Session::ReleaseLaunch(cluster::LaunchId id, uint64_t /*place*/) {
     if (it == held_.end()) return;
     record = std::move(it->second);
     held_.erase(it);
-  }
-  // What has come to read its arguments meanwhile may still be on its way into the queues.
-  for (LaunchPart& part : record->parts()) {
-    for (size_t a = 0; a < part.arguments.size(); ++a) {
-      const Slot& slot = *part.arguments[a];
-      if (slot.consumer == record.get() && slot.readers.load() > 0) {
-        part.kept_arguments.push_back(static_cast<int64_t>(a));
+    // What has come to read its arguments meanwhile may still be on its way into the queues.
+    for (LaunchPart& part : record->parts()) {
+      for (size_t a = 0; a < part.arguments.size(); ++a) {
+        const Slot& slot = *part.arguments[a];
+        if (slot.consumer == record.get() && slot.readers.load() > 0) {
+          part.kept_arguments.push_back(static_cast<int64_t>(a));
+        }
       }
     }
   }

@@ -101,6 +101,8 @@ class Session final : public cluster::SessionLink, public std::enable_shared_fro
   absl::StatusOr<std::shared_ptr<CallbackClient>> GetCallbackClient();
   // Puts a launch into the queues of its devices, once its program is loaded and none of its inputs is late.
   void Enqueue(LaunchRef record);
+  // Runs a launch that calls back, on the thread that it is run on.
+  absl::AnyInvocable<void()> RunOf(LaunchRef record);
   void CallPython(cluster::Launch launch, const std::shared_ptr<PythonProgram>& program);
 
   Worker* const worker_;

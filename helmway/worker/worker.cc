@@ -70,7 +70,6 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->custom_calls_ =
       std::make_unique<CustomCalls>(std::move(plugin), worker->client_->platform_name(), options.python);
   worker->tokens_ = std::make_unique<TokenMaker>(worker->client_.get());
-  worker->callback_clients_ = std::make_unique<CallbackClients>(worker->client_, options.process_id);
   if (worker->client_->platform_name() == "cpu") {
     // Without it programs that call back are refused when they are compiled.
     const absl::Status status = RegisterPythonCallback(*worker->client_->plugin());
@@ -80,6 +79,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const WorkerOptions& opti
   worker->callback_threads_ = std::make_unique<async::GrowingPool>(async::GrowingPool::Options{
       .name = "callback",
       .max_threads = kMaxCallbackThreads + 4 * worker->client_->addressable_devices().size()});
+  worker->callback_clients_ =
+      std::make_unique<CallbackClients>(worker->client_, options.process_id, worker->callback_threads_.get());
   worker->dumps_ = std::make_unique<Dumps>(options.python, options.environment);
   worker->compile_cache_ = options.compile_cache;
   // XLA's GPU compiler shares its work among the processes of a program, and waits for all of them, unless it
