@@ -64,19 +64,43 @@ void GroupSession::PutBehind(const BufferNames& results, const BufferNames& sour
 }
 
 void GroupSession::DropReason(LaunchId id) {
-  std::vector<Member> members;
   {
     base::MutexLock lock(&mu_);
     const auto it = held_.find(id);
     if (it == held_.end() || --it->second.reasons > 0) return;
-    members = std::move(it->second.members);
+    released_.push_back({id, std::move(it->second.members)});
     held_.erase(it);
+    if (std::exchange(placing_, true)) return;
   }
-  std::vector<WorkerLife*> lives;
-  for (const Member& member : members) lives.push_back(member.life.get());
-  const std::vector<uint64_t> places = group_->TakePlaces(lives);
-  // One that is lost does nothing; the others learn of it when they meet there.
-  for (size_t i = 0; i < members.size(); ++i) members[i].link->ReleaseLaunch(id, places[i]);
+  EndPlacing();
+}
+
+void GroupSession::BeginPlacing() {
+  auto nobody_does = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !placing_; };
+  base::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(&nobody_does));
+  placing_ = true;
+}
+
+void GroupSession::EndPlacing() {
+  while (true) {
+    std::vector<Released> released;
+    {
+      base::MutexLock lock(&mu_);
+      released.swap(released_);
+      if (released.empty()) {
+        placing_ = false;
+        return;
+      }
+    }
+    for (const auto& [id, members] : released) {
+      std::vector<WorkerLife*> lives;
+      for (const Member& member : members) lives.push_back(member.life.get());
+      const std::vector<uint64_t> places = group_->TakePlaces(lives);
+      // One that is lost does nothing; the others learn of it when they meet there.
+      for (size_t i = 0; i < members.size(); ++i) members[i].link->ReleaseLaunch(id, places[i]);
+    }
+  }
 }
 
 }  // namespace helmway::cluster

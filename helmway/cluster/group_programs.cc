@@ -130,7 +130,9 @@ void GroupSession::Execute(Launch launch) {
     if (over) PutBehind(launch.results, {over});
     if (launch.held) held_[id] = {members, reasons};
   }
-  if (!launch.held) {
+  const bool takes_places = !launch.held;
+  if (takes_places) {
+    BeginPlacing();
     std::vector<WorkerLife*> lives;
     for (const Member& member : members) lives.push_back(member.life.get());
     places = group_->TakePlaces(lives);
@@ -140,6 +142,7 @@ void GroupSession::Execute(Launch launch) {
   } else {
     Command(std::move(launch), edition.get(), members, places);
   }
+  if (takes_places) EndPlacing();
   if (behind.empty()) return;
   WhenAllDone(behind, [weak = weak_from_this(), id, over] {
     if (const auto self = weak.lock()) self->DropReason(id);

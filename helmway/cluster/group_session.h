@@ -138,6 +138,10 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
     std::vector<Member> members;
     int reasons = 1;  // it is released once all of them are gone
   };
+  struct Released {
+    LaunchId id;
+    std::vector<Member> members;
+  };
 
   // A worker that is back, and not in its place yet.
   struct Returning {
@@ -190,8 +194,14 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The same for what is made of other buffers without a program.
   void PutBehind(const BufferNames& results, const BufferNames& sources) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // One of the reasons why it is held is gone. Any thread.
+  // One of the reasons why it is held is gone. Any thread; never waits.
   void DropReason(LaunchId id);
+  // Around the taking of places for a launch and its sending to the workers, which only one thread does at a
+  // time: a worker that finds a place too early in the session's stream reads on only when those before it
+  // have come, so they must not come later in the same stream. The end also sends what was released
+  // meanwhile.
+  void BeginPlacing();
+  void EndPlacing();
 
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.
@@ -249,6 +259,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   BufferMap buffers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ExecutableId, Program> programs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<LaunchId, Held> held_ ABSL_GUARDED_BY(mu_);
+  bool placing_ ABSL_GUARDED_BY(mu_) = false;            // some thread does
+  std::vector<Released> released_ ABSL_GUARDED_BY(mu_);  // for that thread to send
   // By their first names; some may be done.
   struct BehindCallbacks {
     uint32_t count;
