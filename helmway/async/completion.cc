@@ -40,7 +40,7 @@ const absl::Status& Completion::Wait() {
   return status_;
 }
 
-void WhenAllDone(const std::vector<CompletionRef>& events, absl::AnyInvocable<void()> done) {
+void WhenAllDone(absl::Span<const CompletionRef> events, absl::AnyInvocable<void()> done) {
   struct State {
     std::atomic<size_t> remaining;
     absl::AnyInvocable<void()> done;

@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/ref_counted.h"
 
@@ -48,7 +49,7 @@ class Completion final : public base::RefCounted<Completion> {
 using CompletionRef = base::Ref<Completion>;
 
 // Runs `done` once when all of these are done, failed or not: inside the call, or as their continuations run.
-void WhenAllDone(const std::vector<CompletionRef>& events, absl::AnyInvocable<void()> done);
+void WhenAllDone(absl::Span<const CompletionRef> events, absl::AnyInvocable<void()> done);
 
 // An event that is done from the start.
 CompletionRef DoneCompletion(absl::Status status = absl::OkStatus());

@@ -100,7 +100,8 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   absl::InlinedVector<async::CompletionRef, 4> pending;
   for (const SlotRef& argument : part.arguments) {
     arguments.push_back(&argument->buffer);
-    if (!argument->ready->done()) pending.push_back(argument->ready);
+    // It may have failed since PrepareInputs.
+    if (!argument->ready->done() || !argument->ready->status().ok()) pending.push_back(argument->ready);
   }
   const bool own_collectives = share_ != nullptr && !program_->plugin_collectives;
   if (own_collectives) queue->WaitForTurnOf(pending);
@@ -124,25 +125,33 @@ void LaunchRecord::RunPart(size_t index, DeviceQueue* queue) {
   // The plugin holds what the run needs; memory that nobody else wants is free as soon as the run is over.
   part.arguments.clear();
   if (!status.ok()) {
-    FinishPart(index, status);
+    FinishPartBehind(index, status, pending);
     return;
   }
   for (size_t i = 0; i < outputs.size() && i < part.results.size(); ++i) {
     if (!program_->token_outputs[i]) part.results[i]->buffer = std::move(outputs[i]);
   }
   queue->LaunchStarted(own_collectives ? part.done : async::CompletionRef());
-  complete.OnReady([launch = LaunchRef(this), index, queue, pending](absl::Status outcome) {
+  complete.OnReady([launch = LaunchRef(this), index, queue, pending](const absl::Status& outcome) {
     // Before the results are ready, so that a program that waits for them finds room at once.
     queue->LaunchFinished();
-    if (!outcome.ok()) {
-      // The plugin passes an argument's failure on under another code; the first cause is what a reader
-      // needs.
-      for (const async::CompletionRef& argument : pending) {
-        if (argument->done() && !argument->status().ok()) outcome = argument->status();
-      }
-    }
-    launch->FinishPart(index, outcome);
+    launch->FinishPartBehind(index, outcome, pending);
   });
+}
+
+void LaunchRecord::FinishPartBehind(size_t index, const absl::Status& outcome,
+                                    absl::Span<const async::CompletionRef> arguments) {
+  if (outcome.ok() || arguments.empty()) return FinishPart(index, outcome);
+  // The plugin passes an argument's failure on under another code, maybe before the launch that makes it has
+  // been told. The first cause is what a reader needs.
+  async::WhenAllDone(arguments,
+                     [launch = LaunchRef(this), index, outcome,
+                      all = std::vector<async::CompletionRef>(arguments.begin(), arguments.end())] {
+                       for (const async::CompletionRef& argument : all) {
+                         if (!argument->status().ok()) return launch->FinishPart(index, argument->status());
+                       }
+                       launch->FinishPart(index, outcome);
+                     });
 }
 
 void LaunchRecord::FinishPart(size_t index, const absl::Status& error) {

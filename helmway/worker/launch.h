@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "helmway/async/completion.h"
 #include "helmway/async/growing_pool.h"
 #include "helmway/async/outstanding.h"
@@ -115,6 +116,9 @@ class LaunchRecord final : public base::RefCounted<LaunchRecord> {
                                   CallingPart* prepared);
   absl::Status RunPartCallingBack(size_t index, CallingPart* prepared);
   void FinishPart(size_t index, const absl::Status& error);
+  // Of a part that was run while `arguments` were being made, by launches before it.
+  void FinishPartBehind(size_t index, const absl::Status& outcome,
+                        absl::Span<const async::CompletionRef> arguments);
   void FinishTokens(size_t index);
 
   const async::Outstanding::Token under_way_;  // dropped last: the worker may go then
