@@ -14,10 +14,10 @@
 #include "helmway/wire/xla_data.pb.h"
 #include "helmway/wire/xla_hlo.pb.h"
 #include "helmway/worker/assembly.h"
-#include "helmway/worker/bitcast.h"
 #include "helmway/worker/compiler.h"
 #include "helmway/worker/device_queue.h"
 #include "helmway/worker/host_transfer.h"
+#include "helmway/worker/view.h"
 #include "helmway/worker/worker.h"
 
 namespace helmway::worker {
@@ -432,6 +432,7 @@ void Session::Copy(cluster::CopyBuffers command) {
     SlotRef source;
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
     result->user_context = command.user_context;
+    result->readers = 1;  // as long as it may be a view of the source's memory
     {
       base::MutexLock lock(&mu_);
       source = FindReadable(command.sources.at(i));
@@ -464,6 +465,11 @@ void Session::Copy(cluster::CopyBuffers command) {
         result->Finish(absl::OkStatus());
         return;
       }
+      if (const std::optional<ViewForm> form = FormOfCopy(**hold, device, memory);
+          form && (!default_layout || HasDefaultLayout((*hold)->buffer))) {
+        return ViewSlot(self->worker_->client(), std::move(*hold), *form, result);
+      }
+      result->readers.fetch_sub(1);
       // The plugin call is not for the thread that finished the source, nor for the command thread.
       auto copy = [self, hold = std::move(hold), result, device, memory, default_layout] {
         if (default_layout && !HasDefaultLayout((*hold)->buffer)) {
@@ -627,6 +633,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
   for (size_t i = 0; i < command.dims.size(); ++i) {
     SlotRef source;
     SlotRef result = base::MakeRef<Slot>(base::MakeRef<async::Completion>(), nullptr);
+    result->readers = 1;  // for good: its memory is the source's too
     {
       base::MutexLock lock(&mu_);
       if (closed_) return;
@@ -634,8 +641,8 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
       result->late.store(source->is_late(), std::memory_order_relaxed);
       slots_[command.results.at(i)] = result;
     }
-    auto form = std::make_shared<const BitcastForm>(
-        BitcastForm{command.element_type, std::move(command.dims[i]), command.minor_to_major});
+    auto form = std::make_shared<const ViewForm>(
+        ViewForm{command.element_type, std::move(command.dims[i]), command.minor_to_major});
     const async::CompletionRef ready = source->ready;
     ready->OnDone([self = shared_from_this(), hold = std::make_shared<ReadHold>(std::move(source)), result,
                    form](const absl::Status& status) {
@@ -645,7 +652,7 @@ void Session::Bitcast(cluster::BitcastBuffers command) {
       }
       // As for a copy: the plugin call is for neither this thread.
       auto bitcast = [self, hold, result, form] {
-        BitcastSlot(self->worker_->client(), std::move(*hold), *form, result);
+        ViewSlot(self->worker_->client(), std::move(*hold), *form, result);
       };
       if (!self->worker_->transfers().Post(std::move(bitcast))) {
         result->Finish(absl::ResourceExhaustedError("too many buffers wait to be bitcast"));

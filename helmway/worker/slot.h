@@ -57,7 +57,8 @@ class Slot final : public base::RefCounted<Slot> {
   // Ends the making.
   void Finish(absl::Status status) { ready->Finish(wire::WithUserContext(std::move(status), user_context)); }
 
-  // Reads and copies that were commanded and are not over. While there are any, a launch that is commanded
+  // Reads and copies that were commanded and are not over, and one more if the memory is, or may become, that
+  // of another slot too. While there are any, a launch that is commanded
   // to consume the buffer leaves it alone and lets the plugin copy instead.
   std::atomic<int> readers{0};
   // A launch that was commanded earlier consumes the buffer. Set by the session's command thread.

@@ -1,4 +1,4 @@
-#include "helmway/worker/bitcast.h"
+#include "helmway/worker/view.h"
 
 #include <memory>
 #include <utility>
@@ -18,12 +18,12 @@ struct Ground {
   pjrt::ExternalReference reference;
 };
 
-absl::StatusOr<pjrt::Buffer> MakeView(const pjrt::Client& client, ReadHold source, const BitcastForm& form) {
+absl::StatusOr<pjrt::Buffer> MakeView(const pjrt::Client& client, ReadHold source, const ViewForm& form) {
   HELMWAY_RETURN_IF_ERROR(source->CheckElements());
   const pjrt::Buffer& buffer = source->buffer;
   if (buffer.IsDeleted()) return absl::InvalidArgumentError("Array has been deleted.");
   const auto type = static_cast<pjrt::ElementType>(form.element_type);
-  const pjrt::Memory* memory = buffer.memory();
+  const pjrt::Memory* memory = form.memory == nullptr ? buffer.memory() : form.memory;
   std::optional<absl::Span<const int64_t>> order;
   if (form.minor_to_major) order = *form.minor_to_major;
   HELMWAY_ASSIGN_OR_RETURN(const size_t source_bytes, buffer.OnDeviceSizeBytes());
@@ -57,22 +57,29 @@ absl::StatusOr<pjrt::Buffer> MakeView(const pjrt::Client& client, ReadHold sourc
 
 }  // namespace
 
-void BitcastSlot(const pjrt::Client& client, ReadHold source, const BitcastForm& form,
-                 const SlotRef& result) {
+void ViewSlot(const pjrt::Client& client, ReadHold source, const ViewForm& form, const SlotRef& result) {
   absl::StatusOr<pjrt::Buffer> view = MakeView(client, std::move(source), form);
-  if (!view.ok()) {
-    result->ready->Finish(view.status());
-    return;
-  }
-  // For good: the memory is the source's too.
-  result->readers.fetch_add(1);
+  if (!view.ok()) return result->Finish(view.status());
   result->buffer = *std::move(view);
   absl::StatusOr<pjrt::Event> ready = result->buffer.ReadyEvent();
-  if (!ready.ok()) {
-    result->ready->Finish(ready.status());
-    return;
+  if (!ready.ok()) return result->Finish(ready.status());
+  ready->OnReady([result](const absl::Status& status) { result->Finish(status); });
+}
+
+std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* device,
+                                   const pjrt::Memory* memory) {
+  const pjrt::Buffer& buffer = source.buffer;
+  if (!source.CheckElements().ok() || buffer.client()->platform_name() != "cpu" ||
+      buffer.device() != device || pjrt::ElementBits(buffer.element_type()) < 8) {
+    return std::nullopt;
   }
-  ready->OnReady([result](const absl::Status& status) { result->ready->Finish(status); });
+  const absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
+  if (!layout.ok() || !layout->tiles.empty()) return std::nullopt;
+  const absl::Span<const int64_t> dims = buffer.dimensions();
+  return ViewForm{.element_type = static_cast<cluster::ElementType>(buffer.element_type()),
+                  .dims = {dims.begin(), dims.end()},
+                  .minor_to_major = {{layout->minor_to_major.begin(), layout->minor_to_major.end()}},
+                  .memory = memory};
 }
 
 }  // namespace helmway::worker

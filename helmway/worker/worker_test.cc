@@ -1168,6 +1168,57 @@ TEST_P(WorkerTest, ACopyWaitsForItsSource) {
   EXPECT_THAT(Values(*read.Wait()), ElementsAre(4));
 }
 
+// The memories of a CPU are one.
+TEST_P(WorkerTest, ACopyToAnotherMemoryOfADeviceIsAView) {
+  Put(*session_, 1, std::vector<float>(kLarge, 1));
+  session_->Copy({.sources = One(1), .results = One(2), .devices = {0}, .memory_kind = "unpinned_host"});
+  session_->Copy({.sources = One(1), .results = One(3), .devices = {devices_[1]}, .memory_kind = ""});
+  const ReadAnswer source = StartRead(*session_, 1);
+  const ReadAnswer view = StartRead(*session_, 2);
+  const ReadAnswer copy = StartRead(*session_, 3);
+  for (const ReadAnswer* read : {&source, &view, &copy}) {
+    ASSERT_TRUE(read->Wait().ok()) << read->Wait().status();
+    EXPECT_THAT(Values(*read->Wait()), Each(1));
+  }
+  if (GetParam() == LinkKind::kInProcess) {
+    EXPECT_EQ(view.Wait()->data, source.Wait()->data);
+    EXPECT_NE(copy.Wait()->data, source.Wait()->data);
+  }
+  session_->Delete({One(1)});
+  EXPECT_THAT(ReadOk(*session_, 2), Each(1));
+}
+
+TEST_P(WorkerTest, ACopyAndItsSourceDoNotDisturbEachOther) {
+  CompileOk(*session_, 1, AddOne(kLarge, /*donates=*/true));
+  BufferId next = 100;
+  for (const char* memory : {"", "device", "pinned_host", "unpinned_host"}) {
+    for (const bool consume_source : {true, false}) {
+      for (const bool filled_before : {true, false}) {
+        SCOPED_TRACE(absl::StrCat(memory, consume_source ? ", source consumed" : ", copy consumed",
+                                  filled_before ? ", filled before" : ", filled after"));
+        const BufferId source = next++, copy = next++, back = next++, sum = next++;
+        Declare(*session_, source);
+        const auto fill = [&] { session_->Fill(Contents(source, std::vector<float>(kLarge, 1))); };
+        if (filled_before) fill();
+        session_->Copy({.sources = One(source), .results = One(copy), .devices = {0}, .memory_kind = memory});
+        // Programs take their arguments from the default memory.
+        session_->Copy({.sources = One(copy), .results = One(back), .devices = {0}, .memory_kind = ""});
+        Execute(*session_,
+                {.arguments = {One(consume_source ? source : back)}, .results = {One(sum)}, .donated = {0}});
+        if (!filled_before) fill();
+        EXPECT_THAT(ReadOk(*session_, sum), Each(2));
+        for (const BufferId id : {source, copy, back}) {
+          if (id == (consume_source ? source : back)) {
+            EXPECT_EQ(Read(*session_, id).status().code(), kInvalid);
+          } else {
+            EXPECT_THAT(ReadOk(*session_, id), Each(1));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(WorkerTest, CopiesThatCannotBeDone) {
   Put(*session_, 1, {1});
   session_->Copy({.sources = One(1), .results = One(2), .devices = {99}, .memory_kind = ""});
@@ -2063,6 +2114,14 @@ TEST_P(WorkerTest, ABitcastAndItsSourceDoNotDisturbEachOther) {
   EXPECT_THAT(ReadOk(*session_, 13), Each(2));
   EXPECT_THAT(ReadOk(*session_, 11), Each(1));
   EXPECT_EQ(Read(*session_, 12).status().code(), kInvalid);
+
+  // A bitcast that is consumed before there is anything to take for another.
+  Declare(*session_, 21);
+  session_->Bitcast({.sources = One(21), .results = One(22), .element_type = kF32, .dims = {{kLarge}}});
+  Execute(*session_, {.arguments = {One(22)}, .results = {One(23)}, .donated = {0}});
+  session_->Fill(Contents(21, std::vector<float>(kLarge, 1)));
+  EXPECT_THAT(ReadOk(*session_, 23), Each(2));
+  EXPECT_THAT(ReadOk(*session_, 21), Each(1));
 }
 
 TEST_P(WorkerTest, BitcastsOfShardsAndOfNothing) {
