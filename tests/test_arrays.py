@@ -263,9 +263,8 @@ def test_tokens_order_programs(session):
     assert session.make_array(3, bytes(range(16))) == OK
     executable = session.compile(PASS_TOKEN)
     token, data = session.execute(executable, [1, 3]).loaded_executable_execute_response.outputs
-    # JAX keeps a token that a program returned as an empty array.
-    assert token.dtype.kind == PRED and token.shape.dims == [0] and data.dtype.kind == F32
-    # What a program returned, and such an array that the client made.
+    assert token.dtype.kind == TOKEN and token.shape.dims == [] and data.dtype.kind == F32
+    # What a program returned, and an empty array, for which JAX takes tokens.
     assert status_of(session.execute(executable, [token.array_handle, data.array_handle], [10, 11])).code == OK
     assert status_of(session.execute(executable, [2, 11], [12, 13])).code == OK
     assert session.code(copy_arrays_request=message("CopyArraysRequest")(
@@ -277,6 +276,37 @@ def test_tokens_order_programs(session):
     assert session.read(16, 20) == bytes(range(16))
 
 
+def data(session, handle):
+    assert session.make_array(handle, bytes(16)) == OK
+    return handle
+
+
+def test_tokens_are_assembled_as_empty_arrays(session):
+    """As JAX does with the tokens of a program that ran on several devices."""
+    code = PASS_TOKEN.replace("@pass_token {", "@pass_token attributes {mhlo.num_partitions = 2 : i32} {")
+    tokens = []
+    for device in (0, 1):
+        sharding = on_device(device)
+        assert session.make_array(10 + device, b"", dims=(), dtype=of_kind(TOKEN), sharding=sharding) == OK
+        assert session.make_array(20 + device, bytes(16), sharding=sharding) == OK
+        executable = session.compile(PASS_TOKEN, [device])
+        response = session.execute(executable, [10 + device, 20 + device])
+        tokens.append(response.loaded_executable_execute_response.outputs[0].array_handle)
+    assemble = message("AssembleArrayFromSingleDeviceArraysRequest")(
+        sharding=split([0, 1], 1), single_device_array_handles=tokens, result_handle=30, copy_semantics=1,
+        dtype=of_kind(TOKEN),
+    )
+    assemble.shape.dims.append(0)
+    assert session.code(assemble_array_from_single_device_arrays_request=assemble) == OK
+    assert session.ready_status(30).code == OK
+    assemble.result_handle = 31
+    assemble.dtype.kind = F32
+    assert session.code(assemble_array_from_single_device_arrays_request=assemble) == INVALID_ARGUMENT
+    assert session.make_array(40, bytes(16), sharding=hlo_sharding([0, 1])) == OK
+    executable = session.compile(code, [0, 1])
+    assert status_of(session.execute(executable, [30, 40])).code == OK
+
+
 def test_tokens_have_no_contents(connection, session):
     assert session.make_array(1, b"", dims=(), dtype=of_kind(TOKEN), sharding=hlo_sharding([0, 1])) == OK
     assert session.ready_status(1).code == OK
@@ -284,6 +314,9 @@ def test_tokens_have_no_contents(connection, session):
         fully_replicated_shard_request=message("FullyReplicatedShardRequest")(array_handle=1, result_handle=2)
     ) == OK
     assert read_status(session, 2).code == INVALID_ARGUMENT
+    (token, _) = session.execute(session.compile(PASS_TOKEN), [2, data(session, 5)]).loaded_executable_execute_response.outputs
+    assert session.ready_status(token.array_handle).code == OK
+    assert read_status(session, token.array_handle).code == INVALID_ARGUMENT
     assert session.make_array(3, b"", dims=(2,), dtype=of_kind(TOKEN)) == INVALID_ARGUMENT
     session.make_array(4, b"x", dims=(), dtype=of_kind(TOKEN))
     assert session.ready_status(4).code == INVALID_ARGUMENT

@@ -68,6 +68,16 @@ absl::Status SetLayout(absl::StatusOr<program::Layout> layout, ArraySpec& spec) 
   return absl::OkStatus();
 }
 
+// JAX assembles tokens as empty arrays, and an empty array is what the worker has for each.
+ArrayRef AsEmptyArray(const Array& token) {
+  auto spec = std::make_shared<ArraySpec>(token.spec());
+  spec->dtype = xla::ifrt::DTypeProto::KIND_PRED;
+  spec->dims = {0};
+  ArrayRef empty = base::MakeRef<Array>(std::move(spec), token.shards().Share());
+  empty->AddArrivals(token.arrivals());
+  return empty;
+}
+
 }  // namespace
 
 absl::Status Session::CheckDevices(absl::Span<const int32_t> devices) const {
@@ -440,10 +450,17 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   }
 
   base::MutexLock lock(&mu_);
-  std::vector<ArrayRef> parts;
+  std::vector<ArrayRef> given, parts;
+  bool are_tokens = false;
   for (size_t i = 0; i < devices.size(); ++i) {
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef part,
                              FindArray(request.single_device_array_handles(static_cast<int>(i))));
+    given.push_back(part);
+    if (part->spec().dtype == xla::ifrt::DTypeProto::KIND_TOKEN && spec.dims.size() == 1 &&
+        spec.dims[0] == 0) {
+      are_tokens = true;
+      part = AsEmptyArray(*part);
+    }
     const ArraySpec& part_spec = part->spec();
     if (part->shards().size() != 1)
       return absl::InvalidArgumentError("a shard is itself an array over several devices");
@@ -473,7 +490,8 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   }
   spec.dtype = parts[0]->spec().dtype;
   spec.layout = parts[0]->spec().layout;
-  if (request.has_dtype() && request.dtype().kind() != spec.dtype) {
+  if (request.has_dtype() && request.dtype().kind() != spec.dtype &&
+      !(are_tokens && request.dtype().kind() == xla::ifrt::DTypeProto::KIND_TOKEN)) {
     return absl::InvalidArgumentError(absl::StrCat("shards of type ", wire::DTypeName(spec.dtype),
                                                    " for an array of type ",
                                                    wire::DTypeName(request.dtype().kind())));
@@ -484,7 +502,7 @@ absl::Status Session::HandleAssembleArray(const AssembleArrayFromSingleDeviceArr
   for (const ArrayRef& part : parts) array->AddArrivals(part->arrivals());
   HELMWAY_RETURN_IF_ERROR(Bind(request.result_handle(), array));
   if (IsDonate(request.copy_semantics())) {
-    for (const ArrayRef& part : parts) part->Delete();
+    for (const ArrayRef& part : given) part->Delete();
   }
   reply.response.mutable_assemble_array_from_single_device_arrays_response()->set_array_handle(
       request.result_handle());
@@ -604,6 +622,9 @@ absl::Status Session::HandleCopyToHostBuffer(const CopyToHostBufferRequest& requ
     base::MutexLock lock(&mu_);
     HELMWAY_ASSIGN_OR_RETURN(ArrayRef array, FindArray(request.array_handle()));
     const ArraySpec& spec = array->spec();
+    if (spec.dtype == xla::ifrt::DTypeProto::KIND_TOKEN) {
+      return absl::InvalidArgumentError("a token has no contents to read");
+    }
     if (!spec.sharding->IsFullyReplicated() && !spec.sharding->IsSingleDevice()) {
       return absl::UnimplementedError(
           "CopyToHostBufferRequest of an array that is split over devices (clients read its shards)");

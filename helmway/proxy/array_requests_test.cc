@@ -515,6 +515,27 @@ TEST_F(AssembleTest, DonatedInputsAreGone) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1,2"));
 }
 
+TEST_F(AssembleTest, TokensAsEmptyArrays) {
+  for (const uint64_t token : {5, 6}) {
+    MakeArrayFromHostBufferRequest make = FromHost(token, {}, OneDevice(token == 5 ? 10 : 11));
+    *make.mutable_dtype() = DType(DTypeProto::KIND_TOKEN);
+    ASSERT_THAT(client().Upload(token, ""), IsOk());
+    ASSERT_THAT(client().Status(make), IsOk());
+  }
+  client().Commands();
+  AssembleArrayFromSingleDeviceArraysRequest request =
+      Assemble({5, 6}, 7, {0}, Split({10, 11}), ARRAY_COPY_SEMANTICS_DONATE_INPUT);
+  *request.mutable_dtype() = DType(kS32);
+  EXPECT_THAT(client().Status(request), FailsWith(kInvalid, "type"));
+  request.set_result_handle(8);
+  *request.mutable_dtype() = DType(DTypeProto::KIND_TOKEN);
+  ASSERT_THAT(client().Status(request), IsOk());
+  EXPECT_THAT(client().Use(8), IsOk());
+  EXPECT_THAT(client().Use(5), FailsWith(kInvalid, kGone));
+  ASSERT_THAT(client().Status(Destruct({5, 6})), IsOk());
+  EXPECT_THAT(client().Commands(), IsEmpty());
+}
+
 TEST_F(AssembleTest, OneShardUnderAnotherSharding) {
   ASSERT_THAT(client().Status(Assemble({1}, 3, {2}, Replicated({10}))), IsOk());
   EXPECT_THAT(client().Use(3), IsOk());

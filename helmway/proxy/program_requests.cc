@@ -32,10 +32,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const array::ArraySpec>>> OutputSpecs
     const program::ValueSpec& output = executable.spec.outputs[i];
     auto spec = std::make_shared<array::ArraySpec>();
     if (output.is_token) {
-      // JAX keeps a token as an empty array, and the worker has one.
-      spec->dtype = xla::ifrt::DTypeProto::KIND_PRED;
-      spec->dims = {0};
-      spec->layout = program::Layout::Default(1);
+      spec->dtype = xla::ifrt::DTypeProto::KIND_TOKEN;
     } else {
       HELMWAY_ASSIGN_OR_RETURN(spec->dtype, wire::FromPrimitiveType(output.element_type));
       spec->dims.assign(output.global_dims.begin(), output.global_dims.end());
