@@ -11,13 +11,15 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/net/health_service.h"
+#include "helmway/net/polled_call.h"
 
 namespace helmway::net {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& address,
                                                               const std::vector<grpc::Service*>& services,
                                                               const std::vector<PolledService*>& polled) {
-  grpc::EnableDefaultHealthCheckService(true);
+  grpc::EnableDefaultHealthCheckService(false);  // ours is another
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
@@ -40,9 +42,14 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
     builder.RegisterService(service);
     if (auto* with_queue = dynamic_cast<PolledService*>(service)) result->polled_.push_back(with_queue);
   }
+  QueueHost* host = nullptr;
+  for (PolledService* with_queue : result->polled_) {
+    if (host == nullptr) host = dynamic_cast<QueueHost*>(with_queue);
+  }
+  result->health_ = std::make_unique<HealthService>(host);
+  builder.RegisterService(result->health_.get());
+  result->polled_.push_back(result->health_.get());
   for (PolledService* with_queue : result->polled_) with_queue->AddQueues(builder);
-  // gRPC does not start a server with nothing to poll, though it has the health service.
-  if (services.empty() && result->polled_.empty()) builder.RegisterCallbackGenericService(&result->nothing_);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
@@ -53,6 +60,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   for (PolledService* with_queue : result->polled_) with_queue->Start();
   return result;
 }
+
+GrpcServer::GrpcServer() = default;
 
 GrpcServer::~GrpcServer() { Shutdown(); }
 

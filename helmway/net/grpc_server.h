@@ -1,7 +1,6 @@
 #ifndef HELMWAY_NET_GRPC_SERVER_H_
 #define HELMWAY_NET_GRPC_SERVER_H_
 
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/impl/service_type.h>
 
@@ -26,6 +25,8 @@ class PolledService {
   virtual void Stop() = 0;
 };
 
+class HealthService;
+
 // The least time between two questions of a peer whether this process lives.
 inline constexpr int kMinPingMilliseconds = 100;
 
@@ -37,7 +38,8 @@ class GrpcServer {
   // "[::]:29000").
   // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE
   // if the address can't be bound, naming it and the likely reason.
-  // `polled` are started and stopped likewise.
+  // `polled` are started and stopped likewise. The first of both that is a QueueHost (polled_call.h) serves the
+  // health service too.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
                                                            const std::vector<grpc::Service*>& services,
                                                            const std::vector<PolledService*>& polled = {});
@@ -48,8 +50,8 @@ class GrpcServer {
   void Shutdown();
 
  private:
-  GrpcServer() = default;
-  grpc::CallbackGenericService nothing_;  // answers UNIMPLEMENTED
+  GrpcServer();
+  std::unique_ptr<HealthService> health_;
   std::unique_ptr<grpc::Server> server_;  // null after Shutdown
   std::vector<PolledService*> polled_;
   int port_ = 0;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
 #include "helmway/net/completion_tag.h"
+#include "helmway/net/polled_call.h"
 
 namespace helmway::net {
 namespace {
@@ -210,7 +211,7 @@ void Poll(grpc::CompletionQueue* queue, const char* name) {
 
 // ---- The accepting end -----------------------------------------------------------------------------------
 
-class ServiceImpl final : public MessageStreamService {
+class ServiceImpl final : public MessageStreamService, public QueueHost {
  public:
   explicit ServiceImpl(std::vector<Method> methods) : methods_(std::move(methods)) {}
 
@@ -222,9 +223,13 @@ class ServiceImpl final : public MessageStreamService {
   void BeforeShutdown() override { ends_.store(true); }
   void Stop() override {
     live_.WaitForNone();
+    guests_.WaitForNone();
     queue_->Shutdown();
     thread_.join();
   }
+
+  grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
+  async::Outstanding* live() override { return &guests_; }
 
  private:
   friend class AcceptedEnd;
@@ -233,6 +238,7 @@ class ServiceImpl final : public MessageStreamService {
   grpc::AsyncGenericService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   LiveEnds live_;
+  async::Outstanding guests_;  // calls of other services
   std::thread thread_;
 };
 
