@@ -16,6 +16,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/leak_sanitizer.h"
 
 namespace helmway::cache {
 namespace {
@@ -25,8 +26,16 @@ constexpr char kKeyVersion[] = "helmway compile cache 1";
 
 class Hash {
  public:
-  Hash() : context_(EVP_MD_CTX_new(), &EVP_MD_CTX_free) {
-    EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr);
+  Hash() : context_(nullptr, &EVP_MD_CTX_free) {
+    // The first use makes OpenSSL look up all its digests, some of which the server's Python holds until the
+    // end.
+    static const bool looked_up = [] {
+      base::KeptByLibrary kept;
+      EVP_MD_CTX_free(Begin());
+      return true;
+    }();
+    static_cast<void>(looked_up);
+    context_.reset(Begin());
   }
   void Add(absl::string_view bytes) { EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()); }
   // With its length, so that neighbours can't run together.
@@ -42,6 +51,11 @@ class Hash {
   }
 
  private:
+  static EVP_MD_CTX* Begin() {
+    EVP_MD_CTX* context = EVP_MD_CTX_new();
+    EVP_DigestInit_ex(context, EVP_sha256(), nullptr);
+    return context;
+  }
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
 };
 

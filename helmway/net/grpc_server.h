@@ -38,8 +38,8 @@ class GrpcServer {
   // "[::]:29000").
   // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE
   // if the address can't be bound, naming it and the likely reason.
-  // `polled` are started and stopped likewise. The first of both that is a QueueHost (polled_call.h) serves the
-  // health service too.
+  // `polled` are started and stopped likewise. The first of both that is a QueueHost (polled_call.h) serves
+  // the health service too.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
                                                            const std::vector<grpc::Service*>& services,
                                                            const std::vector<PolledService*>& polled = {});

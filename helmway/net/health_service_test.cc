@@ -3,9 +3,9 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <utility>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "helmway/net/grpc_server.h"
@@ -31,8 +31,8 @@ class HealthServiceTest : public ::testing::TestWithParam<bool> {
     auto server = GrpcServer::Start("127.0.0.1:0", {}, polled);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    stub_ = Health::NewStub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()),
-                                                grpc::InsecureChannelCredentials()));
+    stub_ = Health::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", server_->port()), grpc::InsecureChannelCredentials()));
   }
   static HealthCheckRequest Of(const std::string& service) {
     HealthCheckRequest request;

@@ -86,6 +86,7 @@ class Emulator {
     arguments.push_back(nullptr);
     static pid_t pid;
     EXPECT_EQ(posix_spawn(&pid, program, &actions, nullptr, arguments.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     std::atexit([] {
       kill(pid, SIGKILL);
