@@ -89,14 +89,8 @@ def main():
   print(f"seed {arguments.seed}", flush=True)
   server = processes.helmway_cluster(4, 2, 1)
   try:
-    seconds = 60 * arguments.minutes
-    sides = [processes.Process(
-        f"session {n}", [processes.PYTHON, "-W", "ignore", __file__, "session", f"{arguments.seed}-{n}", seconds],
-        processes.client_environment(server)) for n in range(SESSIONS)]
-    lines = [side.line(timeout=seconds + 300) for side in sides]
-    for side in sides:
-      side.close()
-    print(f"{[int(line.removeprefix('done ')) for line in lines]} runs, all right")
+    runs = processes.run_sessions(__file__, server, SESSIONS, arguments.seed, 60 * arguments.minutes)
+    print(f"{runs} runs, all right")
   finally:
     server.close()
 

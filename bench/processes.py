@@ -258,6 +258,17 @@ def client_environment(server, env=None):
           "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS": "true"} | (env or {})
 
 
+def run_sessions(script, server, count, seed, seconds):
+  """Runs `script session SEED SECONDS` in `count` processes at once; what each counts in its last line, "done N"."""
+  sides = [Process(
+      f"session {n}", [PYTHON, "-W", "ignore", script, "session", f"{seed}-{n}", seconds], client_environment(server))
+           for n in range(count)]
+  lines = [side.line(timeout=seconds + 300) for side in sides]
+  for side in sides:
+    side.close()
+  return [int(line.removeprefix("done ")) for line in lines]
+
+
 def local_environment(devices=1):
   return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 

@@ -96,13 +96,7 @@ def main():
   server = processes.helmway_cluster(4, 2, 2)
   try:
     def run(seconds, name):
-      sides = [processes.Process(
-          f"session {n}", [processes.PYTHON, "-W", "ignore", __file__, "session", f"{arguments.seed}-{name}-{n}", seconds],
-          processes.client_environment(server)) for n in range(2)]
-      lines = [side.line(timeout=seconds + 300) for side in sides]
-      for side in sides:
-        side.close()
-      return [int(line.removeprefix("done ")) for line in lines]
+      return processes.run_sessions(__file__, server, 2, f"{arguments.seed}-{name}", seconds)
 
     run(min(30, 20 * arguments.minutes), "first")
     before = server.memory_bytes()

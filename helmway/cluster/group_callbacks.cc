@@ -94,13 +94,18 @@ void GroupSession::EndPlacing() {
       }
     }
     for (const auto& [id, members] : released) {
-      std::vector<WorkerLife*> lives;
-      for (const Member& member : members) lives.push_back(member.life.get());
-      const std::vector<uint64_t> places = group_->TakePlaces(lives);
+      const std::vector<uint64_t> places = TakePlaces(members);
       // One that is lost does nothing; the others learn of it when they meet there.
       for (size_t i = 0; i < members.size(); ++i) members[i].link->ReleaseLaunch(id, places[i]);
     }
   }
+}
+
+std::vector<uint64_t> GroupSession::TakePlaces(const std::vector<Member>& members) {
+  std::vector<WorkerLife*> lives;
+  lives.reserve(members.size());
+  for (const Member& member : members) lives.push_back(member.life.get());
+  return group_->TakePlaces(lives);
 }
 
 }  // namespace helmway::cluster

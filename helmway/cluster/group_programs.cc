@@ -133,9 +133,7 @@ void GroupSession::Execute(Launch launch) {
   const bool takes_places = !launch.held;
   if (takes_places) {
     BeginPlacing();
-    std::vector<WorkerLife*> lives;
-    for (const Member& member : members) lives.push_back(member.life.get());
-    places = group_->TakePlaces(lives);
+    places = TakePlaces(members);
   }
   if (is_python && members.size() > 1) {
     CommandPython(std::move(launch), *edition, members, places, over);

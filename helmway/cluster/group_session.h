@@ -202,6 +202,8 @@ class GroupSession final : public SessionLink, public std::enable_shared_from_th
   // meanwhile.
   void BeginPlacing();
   void EndPlacing();
+  // Between the two: the next place of each.
+  std::vector<uint64_t> TakePlaces(const std::vector<Member>& members);
 
   // ---- Programs (group_programs.cc) ----
   // Compiles on a worker that lives, and loads the program if all its workers live.

@@ -1,6 +1,9 @@
 #ifndef HELMWAY_NET_COMPLETION_TAG_H_
 #define HELMWAY_NET_COMPLETION_TAG_H_
 
+#include <grpcpp/completion_queue.h>
+#include <pthread.h>
+
 #include "helmway/base/happens_before.h"
 
 namespace helmway::net {
@@ -28,6 +31,15 @@ inline void Run(void* tag, bool ok) {
   base::HappensAfter(tag);
   const Tag* over = static_cast<const Tag*>(tag);
   over->over(over->call, ok);
+}
+
+// Takes what comes back from the queue until it is shut down and empty. `name`: of the thread, as debuggers
+// show it.
+inline void Poll(grpc::CompletionQueue* queue, const char* name) {
+  pthread_setname_np(pthread_self(), name);
+  void* tag;
+  bool ok;
+  while (queue->Next(&tag, &ok)) Run(tag, ok);
 }
 
 }  // namespace helmway::net

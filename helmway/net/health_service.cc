@@ -1,7 +1,5 @@
 #include "helmway/net/health_service.h"
 
-#include <pthread.h>
-
 #include <string>
 #include <thread>
 #include <utility>
@@ -112,12 +110,7 @@ class HealthService::OwnQueue final : public QueueHost {
   explicit OwnQueue(grpc::ServerBuilder& builder) : queue_(builder.AddCompletionQueue()) {}
 
   void Start() {
-    thread_ = std::thread([this] {
-      pthread_setname_np(pthread_self(), "health");
-      void* tag;
-      bool ok;
-      while (queue_->Next(&tag, &ok)) Run(tag, ok);
-    });
+    thread_ = std::thread([this] { Poll(queue_.get(), "health"); });
   }
   void Stop() {
     live_.WaitForNone();

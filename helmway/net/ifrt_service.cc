@@ -3,7 +3,6 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/proto_buffer_reader.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <deque>
@@ -647,7 +646,7 @@ class IfrtService final : public AsyncService, public PolledService, public Queu
     GetVersionCall::Expect(server);
     HostBufferDeleteCall::Expect(server);
     HostBufferReadFromDiskCall::Expect(server);
-    thread_ = std::thread([this] { Poll(); });
+    thread_ = std::thread([this] { Poll(queue_.get(), "ifrt-service"); });
   }
 
   void Stop() override {
@@ -660,13 +659,6 @@ class IfrtService final : public AsyncService, public PolledService, public Queu
   async::Outstanding* live() override { return &live_; }
 
  private:
-  void Poll() {
-    pthread_setname_np(pthread_self(), "ifrt-service");
-    void* tag;
-    bool ok;
-    while (queue_->Next(&tag, &ok)) Run(tag, ok);
-  }
-
   SessionManager* const manager_;
   Flusher flusher_;
   async::Outstanding live_;

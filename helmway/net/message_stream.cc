@@ -2,7 +2,6 @@
 
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/generic/generic_stub.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -200,13 +199,6 @@ void LiveEnds::CancelAll() {
     for (End* end : ends_) all.push_back(end->shared_from_this());
   }
   for (const auto& end : all) end->Cancel();
-}
-
-void Poll(grpc::CompletionQueue* queue, const char* name) {
-  pthread_setname_np(pthread_self(), name);
-  void* tag;
-  bool ok;
-  while (queue->Next(&tag, &ok)) Run(tag, ok);
 }
 
 // ---- The accepting end -----------------------------------------------------------------------------------

@@ -465,8 +465,7 @@ void Session::Copy(cluster::CopyBuffers command) {
         result->Finish(absl::OkStatus());
         return;
       }
-      if (const std::optional<ViewForm> form = FormOfCopy(**hold, device, memory);
-          form && (!default_layout || HasDefaultLayout((*hold)->buffer))) {
+      if (const std::optional<ViewForm> form = FormOfCopy(**hold, device, memory, default_layout)) {
         return ViewSlot(self->worker_->client(), std::move(*hold), *form, result);
       }
       result->readers.fetch_sub(1);

@@ -66,8 +66,8 @@ void ViewSlot(const pjrt::Client& client, ReadHold source, const ViewForm& form,
   ready->OnReady([result](const absl::Status& status) { result->Finish(status); });
 }
 
-std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* device,
-                                   const pjrt::Memory* memory) {
+std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* device, const pjrt::Memory* memory,
+                                   bool default_layout) {
   const pjrt::Buffer& buffer = source.buffer;
   if (!source.CheckElements().ok() || buffer.client()->platform_name() != "cpu" ||
       buffer.device() != device || pjrt::ElementBits(buffer.element_type()) < 8) {
@@ -75,6 +75,7 @@ std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* devic
   }
   const absl::StatusOr<pjrt::MemoryLayout> layout = buffer.GetMemoryLayout();
   if (!layout.ok() || !layout->tiles.empty()) return std::nullopt;
+  if (default_layout && !layout->IsDenseRowMajor()) return std::nullopt;
   const absl::Span<const int64_t> dims = buffer.dimensions();
   return ViewForm{.element_type = static_cast<cluster::ElementType>(buffer.element_type()),
                   .dims = {dims.begin(), dims.end()},

@@ -27,9 +27,9 @@ struct ViewForm {
 void ViewSlot(const pjrt::Client& client, ReadHold source, const ViewForm& form, const SlotRef& result);
 
 // Whether a copy of a ready slot without error, which lies on `device`, to `memory` may be a view: the
-// memories of a CPU differ in name only. Then the form of it.
-std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* device,
-                                   const pjrt::Memory* memory);
+// memories of a CPU differ in name only. Then the form of it. `default_layout`: as in cluster::CopyBuffers.
+std::optional<ViewForm> FormOfCopy(const Slot& source, const pjrt::Device* device, const pjrt::Memory* memory,
+                                   bool default_layout);
 
 }  // namespace helmway::worker
 
