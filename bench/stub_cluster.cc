@@ -151,9 +151,9 @@ class StubWorker final : public cluster::WorkerLink {
       cluster::SessionId /*session*/, std::shared_ptr<cluster::CallbackSink> /*callbacks*/) override {
     return std::make_shared<StubSession>(later_);
   }
-  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType /*type*/,
-                                            const std::vector<int64_t>& /*dims*/) override {
-    return "{0}";
+  void DefaultLayout(cluster::ElementType /*type*/, const std::vector<int64_t>& /*dims*/,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override {
+    done("{0}");
   }
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int /*replicas*/,
                                                                          int /*partitions*/) override {

@@ -125,8 +125,11 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
   explicit ClusterFrontImpl(const ClusterFrontOptions& options)
       : options_(options), blocking_({.name = "shared-dir", .threads = 1, .max_queued = 1024}) {
     thread_ = std::thread([this] { Run(); });
-    client_ = cluster::MembershipClient::Start(
-        {.manager_address = options.manager_address, .name = options.name, .lease = options.lease}, this);
+    client_ = cluster::MembershipClient::Start({.manager_address = options.manager_address,
+                                                .queue = options.calls->queue(),
+                                                .name = options.name,
+                                                .lease = options.lease},
+                                               this);
   }
 
   ~ClusterFrontImpl() override {
@@ -563,7 +566,7 @@ class ClusterFrontImpl final : public ClusterFront, public cluster::MembershipOb
 
   const ClusterFrontOptions options_;
   const std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();
-  net::MessageStreamClient streams_;  // outlives the generations
+  net::MessageStreamClient streams_{options_.calls};  // outlives the generations
   base::Mutex mu_;
   cluster::Membership membership_ ABSL_GUARDED_BY(mu_);
   cluster::Lease lease_ ABSL_GUARDED_BY(mu_);

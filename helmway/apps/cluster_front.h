@@ -10,14 +10,16 @@
 #include "absl/time/time.h"
 #include "helmway/cluster/membership_client.h"
 #include "helmway/net/callback_service.h"
+#include "helmway/net/completion_thread.h"
 #include "helmway/net/ifrt_service.h"
 #include "helmway/proxy/proxy.h"
 
 namespace helmway::apps {
 
 struct ClusterFrontOptions {
-  std::string manager_address;  // host:port of the resource manager; need not resolve yet
-  std::string name;             // of this process, for the manager's messages
+  net::CompletionThread* calls = nullptr;  // of its streams; outlives it
+  std::string manager_address;             // host:port of the resource manager; need not resolve yet
+  std::string name;                        // of this process, for the manager's messages
   cluster::LeaseRequest lease;
   // So many slices may be missing when a session begins. They are listed, and lost until they come.
   int64_t elastic_slices = 0;

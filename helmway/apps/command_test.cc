@@ -31,6 +31,7 @@
 #include "helmway/apps/server_command.h"
 #include "helmway/apps/signals.h"
 #include "helmway/apps/up_command.h"
+#include "helmway/net/completion_thread.h"
 
 namespace helmway::apps {
 namespace {
@@ -78,6 +79,7 @@ class FakeWorker : public WorkerServer {
   }
   void StopWaiting() override {}
   uint64_t slice_generation() const override { return 0; }
+  grpc::CompletionQueue* queue() override { return calls_.queue(); }
   void FinishWriting(absl::Duration /*patience*/) override {}
   void Shutdown() override { events_->push_back("shutdown"); }
   void EndProcess(int exit_code) override { events_->push_back(absl::StrCat("end with ", exit_code)); }
@@ -85,6 +87,7 @@ class FakeWorker : public WorkerServer {
  private:
   WorkerEvents* events_;
   const absl::Status devices_;
+  net::CompletionThread calls_;
 };
 
 class LogLines : public google::LogSink {

@@ -105,7 +105,8 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     proxy_options.host_memory = host_memory;
     proxy_options.scratch_location = options.scratch_location;
     if (!options.resource_manager_address.empty()) {
-      server->front_ = ClusterFront::Start({.manager_address = options.resource_manager_address,
+      server->front_ = ClusterFront::Start({.calls = &server->calls_,
+                                            .manager_address = options.resource_manager_address,
                                             .name = options.name,
                                             .lease = options.lease,
                                             .elastic_slices = options.elastic_slices,
@@ -127,7 +128,8 @@ class EmbeddedServerImpl final : public EmbeddedServer {
     }
     HELMWAY_ASSIGN_OR_RETURN(
         server->grpc_, net::GrpcServer::Start(options.listen_address,
-                                              {server->service_.get(), server->callback_service_.get()}));
+                                              {server->service_.get(), server->callback_service_.get()}, {},
+                                              &server->calls_));
     return server;
   }
 
@@ -149,7 +151,7 @@ class EmbeddedServerImpl final : public EmbeddedServer {
   template <typename Manager>  // of sessions and of streams of callbacks
   void Serve(Manager* manager) {
     service_ = net::MakeIfrtService(manager);
-    callback_service_ = net::MakeCallbackService(manager, *service_);
+    callback_service_ = net::MakeCallbackService(manager);
   }
 
   absl::Status MakeWorker(const EmbeddedServerOptions& options,
@@ -203,7 +205,8 @@ class EmbeddedServerImpl final : public EmbeddedServer {
 
   std::unique_ptr<cache::Keeper> keeper_;
   // Destroyed from the bottom up: no stream outlives the proxy, no session the worker.
-  net::MessageStreamClient streams_;
+  net::CompletionThread calls_;
+  net::MessageStreamClient streams_{&calls_};
   std::unique_ptr<cluster::WorkerLink> worker_;
   cluster::WorkerGroup* group_ = nullptr;  // worker_, if there are several
   std::function<net::RemoteWorkerOptions(size_t number, const RemoteWorkerAddress& worker)> link_options_;

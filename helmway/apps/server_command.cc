@@ -202,6 +202,7 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
 
   cluster::RegistrationOptions registration;
   registration.manager_address = options.resource_manager_address;
+  registration.queue = (*server)->queue();
   registration.incarnation = incarnation;
   registration.host = HostName();
   registration.pod = ProcessName(context.environment);

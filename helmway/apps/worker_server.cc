@@ -51,8 +51,8 @@ class WorkerServerImpl final : public WorkerServer {
   absl::Status Listen() {
     // A plugin that can't be loaded is better known now than when there is a place.
     HELMWAY_RETURN_IF_ERROR(pjrt::Plugin::Load(options_.plugin.path).status());
-    HELMWAY_ASSIGN_OR_RETURN(grpc_,
-                             net::GrpcServer::Start(options_.listen_address, {}, {service_.service.get()}));
+    HELMWAY_ASSIGN_OR_RETURN(
+        grpc_, net::GrpcServer::Start(options_.listen_address, {}, {service_.service.get()}, &calls_));
     return absl::OkStatus();
   }
 
@@ -109,6 +109,7 @@ class WorkerServerImpl final : public WorkerServer {
   }
 
   uint64_t slice_generation() const override { return slice_generation_; }
+  grpc::CompletionQueue* queue() override { return calls_.queue(); }
 
   void FinishWriting(absl::Duration patience) override {
     if (worker_) worker_->FinishWriting(patience);
@@ -139,7 +140,8 @@ class WorkerServerImpl final : public WorkerServer {
   std::shared_ptr<cluster::KeyValueClient> key_values_ ABSL_GUARDED_BY(mu_);  // null: it needs none
   uint64_t slice_generation_ = 0;  // of the thread of the registration
   // Destroyed from the bottom up: no stream outlives the worker, and no worker the streams to its peers.
-  net::MessageStreamClient streams_;
+  net::CompletionThread calls_;
+  net::MessageStreamClient streams_{&calls_};
   std::unique_ptr<worker::Worker> worker_;
   net::LateWorkerService service_;
   std::unique_ptr<net::GrpcServer> grpc_;

@@ -2,6 +2,8 @@
 #ifndef HELMWAY_APPS_WORKER_SERVER_H_
 #define HELMWAY_APPS_WORKER_SERVER_H_
 
+#include <grpcpp/completion_queue.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -66,6 +68,8 @@ class WorkerServer {
   virtual void StopWaiting() = 0;
   // After Place: cluster::RegistrationObserver::slice_generation.
   virtual uint64_t slice_generation() const = 0;
+  // Where the calls of this process come back (RegistrationOptions::queue).
+  virtual grpc::CompletionQueue* queue() = 0;
   // Waits until compiled programs and dumps that are to be kept are kept, or the time is up.
   virtual void FinishWriting(absl::Duration patience) = 0;
   virtual void Shutdown() = 0;  // ends sessions, idempotent

@@ -79,9 +79,9 @@ class AbsentWorker final : public WorkerLink {
                                            std::shared_ptr<CallbackSink> /*callbacks*/) override {
     return std::make_shared<AbsentSession>(loss_, callbacks_);
   }
-  absl::StatusOr<std::string> DefaultLayout(ElementType /*type*/,
-                                            const std::vector<int64_t>& /*dims*/) override {
-    return loss_;
+  void DefaultLayout(ElementType /*type*/, const std::vector<int64_t>& /*dims*/,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override {
+    done(loss_);
   }
   absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int /*replicas*/,
                                                                 int /*partitions*/) override {

@@ -107,9 +107,9 @@ class FakeWorker final : public WorkerLink {
                                            std::shared_ptr<CallbackSink> /*callbacks*/) override {
     return std::make_shared<FakeSession>(stream_);
   }
-  absl::StatusOr<std::string> DefaultLayout(ElementType /*type*/,
-                                            const std::vector<int64_t>& /*dims*/) override {
-    return absl::UnimplementedError("layouts");
+  void DefaultLayout(ElementType /*type*/, const std::vector<int64_t>& /*dims*/,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override {
+    done(absl::UnimplementedError("layouts"));
   }
   absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int /*replicas*/,
                                                                 int /*partitions*/) override {

@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "helmway/async/backoff.h"
-#include "helmway/base/happens_before.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
@@ -108,15 +107,7 @@ class KeyValueClientImpl final : public KeyValueClient {
     }
     const std::unique_ptr<proto::Manager::Stub> stub = proto::Manager::NewStub(channel);
     proto::KeyValueAnswer answer;
-    grpc::Status status;
-    base::Notification done;
-    base::HappensBefore(&context);
-    stub->async()->KeyValue(&context, &request, &answer, [&](grpc::Status outcome) {
-      base::HappensAfter(&context);
-      status = std::move(outcome);
-      done.Notify();
-    });
-    done.WaitForNotification();
+    const grpc::Status status = stub->KeyValue(&context, request, &answer);
     base::MutexLock lock(&mu_);
     calls_.erase(&context);
     if (cancelled_) return Cancelled();

@@ -27,12 +27,13 @@ class MembershipClientImpl final : public MembershipClient, public Client::Deleg
         client_(
             {.peer = "the resource manager",
              .address = options_.manager_address,
+             .queue = options_.queue,
              .backoff = options_.backoff,
              .tick = options_.heartbeat,
              .thread_name = "membership"},
             [](const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context,
-               grpc::ClientBidiReactor<proto::ProxyMessage, proto::ManagerToProxy>* reactor) {
-              proto::Manager::NewStub(channel)->async()->Watch(context, reactor);
+               grpc::CompletionQueue* queue) {
+              return proto::Manager::NewStub(channel)->PrepareAsyncWatch(context, queue);
             },
             this) {}
 

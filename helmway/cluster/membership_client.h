@@ -1,6 +1,8 @@
 #ifndef HELMWAY_CLUSTER_MEMBERSHIP_CLIENT_H_
 #define HELMWAY_CLUSTER_MEMBERSHIP_CLIENT_H_
 
+#include <grpcpp/completion_queue.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,7 +34,9 @@ struct Lease {
 };
 
 struct MembershipClientOptions {
-  std::string manager_address;        // host:port; need not resolve yet
+  std::string manager_address;  // host:port; need not resolve yet
+  // Where the calls come back, each as a Tag (completion_tag.h), for as long as the client lives.
+  grpc::CompletionQueue* queue = nullptr;
   std::string name;                   // of the proxy, for messages
   uint64_t incarnation = 0;           // of this process; 0: a random one
   std::optional<LeaseRequest> lease;  // absent: only looks on

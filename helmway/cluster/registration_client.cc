@@ -27,11 +27,12 @@ class RegistrationClientImpl final : public RegistrationClient, public Client::D
         client_(
             {.peer = "the resource manager",
              .address = options_.manager_address,
+             .queue = options_.queue,
              .backoff = options_.backoff,
              .thread_name = "registration"},
             [](const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context,
-               grpc::ClientBidiReactor<proto::WorkerMessage, proto::ManagerToWorker>* reactor) {
-              proto::Manager::NewStub(channel)->async()->Register(context, reactor);
+               grpc::CompletionQueue* queue) {
+              return proto::Manager::NewStub(channel)->PrepareAsyncRegister(context, queue);
             },
             this) {}
 

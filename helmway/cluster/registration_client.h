@@ -1,6 +1,8 @@
 #ifndef HELMWAY_CLUSTER_REGISTRATION_CLIENT_H_
 #define HELMWAY_CLUSTER_REGISTRATION_CLIENT_H_
 
+#include <grpcpp/completion_queue.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,8 +18,10 @@ namespace helmway::cluster {
 
 struct RegistrationOptions {
   std::string manager_address;  // host:port; need not resolve yet
-  uint64_t incarnation = 0;     // of this process; 0: a random one
-  std::string host;             // names for people
+  // Where the calls come back, each as a Tag (completion_tag.h), for as long as the client lives.
+  grpc::CompletionQueue* queue = nullptr;
+  uint64_t incarnation = 0;  // of this process; 0: a random one
+  std::string host;          // names for people
   std::string pod;
   int port = 0;                   // where this worker serves
   std::string advertise_address;  // host:port for proxies and peers; empty: the address that the manager sees

@@ -23,8 +23,9 @@
 namespace helmway::cluster {
 
 struct StreamClientOptions {
-  std::string peer;     // for messages: "the resource manager"
-  std::string address;  // host:port; need not resolve yet
+  std::string peer;                        // for messages: "the resource manager"
+  std::string address;                     // host:port; need not resolve yet
+  grpc::CompletionQueue* queue = nullptr;  // as ClientStream::Open's; until this is gone
   async::Backoff::Options backoff;
   absl::Duration tick = absl::InfiniteDuration();  // how often OnTick comes while there is a stream
   std::string thread_name;
@@ -47,13 +48,13 @@ class StreamClient {
     virtual void OnLost(const absl::Status& status) = 0;
     virtual void OnTick() {}
   };
-  using Start = absl::AnyInvocable<void(const std::shared_ptr<grpc::Channel>&, grpc::ClientContext*,
-                                        grpc::ClientBidiReactor<Out, In>*)>;
+  using Prepare = absl::AnyInvocable<std::unique_ptr<typename ClientStream<Out, In>::Call>(
+      const std::shared_ptr<grpc::Channel>&, grpc::ClientContext*, grpc::CompletionQueue*)>;
 
-  // `delegate` outlives this.
-  StreamClient(StreamClientOptions options, Start start, Delegate* delegate)
+  // `prepare`: the generated method of the call. `delegate` outlives this.
+  StreamClient(StreamClientOptions options, Prepare prepare, Delegate* delegate)
       : options_(std::move(options)),
-        start_(std::move(start)),
+        prepare_(std::move(prepare)),
         delegate_(delegate),
         backoff_(options_.backoff, base::UnguessableId()),
         loop_(std::make_shared<async::EventLoop>(options_.thread_name, [this] { OnDeadline(); })) {
@@ -106,11 +107,10 @@ class StreamClient {
       loop->Post([this, status, stream = std::move(stream)] { OnClosed(status); });
     };
     refusal_ = absl::OkStatus();
-    stream_ = Stream::Open(
-        [this](grpc::ClientContext* context, grpc::ClientBidiReactor<Out, In>* reactor) {
-          start_(channel_, context, reactor);
-        },
-        std::move(events));
+    stream_ =
+        Stream::Open([this](grpc::ClientContext* context,
+                            grpc::CompletionQueue* queue) { return prepare_(channel_, context, queue); },
+                     options_.queue, std::move(events));
     stream_->Send(delegate_->Hello());
     stream_->Read();
     next_tick_ = base::SteadyNow() + options_.tick;
@@ -169,7 +169,7 @@ class StreamClient {
   }
 
   const StreamClientOptions options_;
-  Start start_;
+  Prepare prepare_;
   Delegate* const delegate_;
   // Of the loop's thread.
   async::Backoff backoff_;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/cluster/group_session.h"
+#include "helmway/cluster/worker_info.h"
 
 namespace helmway::cluster {
 
@@ -128,26 +129,32 @@ std::shared_ptr<SessionLink> WorkerGroup::OpenSession(SessionId session,
   return opened;
 }
 
-absl::StatusOr<std::string> WorkerGroup::DefaultLayout(ElementType type, const std::vector<int64_t>& dims) {
-  absl::StatusOr<std::string> layout;
+namespace {
+
+// Asks the lives from `next` on, one after the other, until one is there.
+void AskForLayout(std::vector<std::shared_ptr<WorkerLife>> lives, size_t next, ElementType type,
+                  std::vector<int64_t> dims, absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
+  WorkerLink& link = *lives[next]->link;
+  auto asked = [lives = std::move(lives), next, type, dims,
+                done = std::move(done)](absl::StatusOr<std::string> layout) mutable {
+    if (absl::IsDataLoss(layout.status()) && next + 1 < lives.size()) {
+      return AskForLayout(std::move(lives), next + 1, type, std::move(dims), std::move(done));
+    }
+    done(std::move(layout));
+  };
+  link.DefaultLayout(type, dims, std::move(asked));
+}
+
+}  // namespace
+
+void WorkerGroup::DefaultLayout(ElementType type, const std::vector<int64_t>& dims,
+                                absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
   // All have one platform: any that is there knows.
-  for (const auto& life : Lives()) {
-    layout = life->link->DefaultLayout(type, dims);
-    if (!absl::IsDataLoss(layout.status())) break;
-  }
-  return layout;
+  AskForLayout(Lives(), 0, type, dims, std::move(done));
 }
 
 absl::StatusOr<std::vector<DeviceId>> WorkerGroup::DefaultDeviceAssignment(int replicas, int partitions) {
-  const int64_t count = int64_t{replicas} * partitions;
-  if (replicas < 1 || partitions < 1 || count > static_cast<int64_t>(info_.devices.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("no assignment of ", replicas, " replicas with ",
-                                                   partitions, " partitions to ", info_.devices.size(),
-                                                   " devices"));
-  }
-  std::vector<DeviceId> devices;
-  for (int64_t i = 0; i < count; ++i) devices.push_back(info_.devices[static_cast<size_t>(i)].id);
-  return devices;
+  return AssignInOrder(info_, replicas, partitions);
 }
 
 }  // namespace helmway::cluster

@@ -47,7 +47,8 @@ class WorkerGroup final : public WorkerLink {
   absl::Status Loss() override { return absl::OkStatus(); }
   std::shared_ptr<SessionLink> OpenSession(SessionId session,
                                            std::shared_ptr<CallbackSink> callbacks) override;
-  absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) override;
+  void DefaultLayout(ElementType type, const std::vector<int64_t>& dims,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override;
   // The first devices of all, in the order of info().
   absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) override;
 

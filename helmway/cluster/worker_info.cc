@@ -44,6 +44,18 @@ absl::StatusOr<std::vector<PythonHost>> PythonHostsOf(const WorkerInfo& info) {
   return list;
 }
 
+absl::StatusOr<std::vector<DeviceId>> AssignInOrder(const WorkerInfo& info, int replicas, int partitions) {
+  const int64_t count = int64_t{replicas} * partitions;
+  if (replicas < 1 || partitions < 1 || count > static_cast<int64_t>(info.devices.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("no assignment of ", replicas, " replicas with ",
+                                                   partitions, " partitions to ", info.devices.size(),
+                                                   " devices"));
+  }
+  std::vector<DeviceId> devices;
+  for (int64_t i = 0; i < count; ++i) devices.push_back(info.devices[static_cast<size_t>(i)].id);
+  return devices;
+}
+
 proto::AttributeValue ToProto(const AttributeValue& attribute) {
   proto::AttributeValue message;
   std::visit(

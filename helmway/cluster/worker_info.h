@@ -23,6 +23,10 @@ void SetPlace(int64_t slice, int64_t task, DeviceInfo* device);
 // the hosts' CPU devices are not among them; INTERNAL if their ids are not as above.
 absl::StatusOr<std::vector<PythonHost>> PythonHostsOf(const WorkerInfo& info);
 
+// An assignment of the first devices, in their order: result[replica * partitions + partition].
+// INVALID_ARGUMENT if there are too few.
+absl::StatusOr<std::vector<DeviceId>> AssignInOrder(const WorkerInfo& info, int replicas, int partitions);
+
 proto::AttributeValue ToProto(const AttributeValue& attribute);
 // INVALID_ARGUMENT if it has no value.
 absl::StatusOr<AttributeValue> FromProto(const proto::AttributeValue& message);

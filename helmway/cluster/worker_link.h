@@ -418,8 +418,10 @@ class WorkerLink {
   // it ran is over. Without it such a call fails.
   virtual std::shared_ptr<SessionLink> OpenSession(SessionId session,
                                                    std::shared_ptr<CallbackSink> callbacks) = 0;
-  // Text of the layout that a buffer of this shape gets by default, "{1,0}".
-  virtual absl::StatusOr<std::string> DefaultLayout(ElementType type, const std::vector<int64_t>& dims) = 0;
+  // Text of the layout that a buffer of this shape gets by default, "{1,0}". `done` is called once, on any
+  // thread, maybe inside this call.
+  virtual void DefaultLayout(ElementType type, const std::vector<int64_t>& dims,
+                             absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) = 0;
   // One device id per partition and replica: result[replica * partitions + partition].
   virtual absl::StatusOr<std::vector<DeviceId>> DefaultDeviceAssignment(int replicas, int partitions) = 0;
 };

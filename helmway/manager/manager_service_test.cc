@@ -115,6 +115,7 @@ class RunningWorker final : public cluster::RegistrationObserver {
         server_(StartOnLastingPort({})),
         port_(server_->port()) {
     client_ = cluster::RegistrationClient::Start({.manager_address = manager,
+                                                  .queue = calls_.queue(),
                                                   .incarnation = incarnation_,
                                                   .host = "test",
                                                   .port = port_,
@@ -202,6 +203,7 @@ class RunningWorker final : public cluster::RegistrationObserver {
   std::atomic<uint64_t> generation_{0};
   std::unique_ptr<net::GrpcServer> server_;
   const int port_;
+  net::CompletionThread calls_;
   std::unique_ptr<cluster::RegistrationClient> client_;
 };
 
@@ -216,6 +218,7 @@ class RunningProxy final : public cluster::MembershipObserver {
  public:
   RunningProxy(const std::string& manager, std::optional<cluster::LeaseRequest> lease)
       : client_(cluster::MembershipClient::Start({.manager_address = manager,
+                                                  .queue = calls_.queue(),
                                                   .name = "test",
                                                   .lease = std::move(lease),
                                                   .heartbeat = absl::Milliseconds(20),
@@ -251,6 +254,7 @@ class RunningProxy final : public cluster::MembershipObserver {
   Watched<ProxyLog> log;
 
  private:
+  net::CompletionThread calls_;
   std::unique_ptr<cluster::MembershipClient> client_;
 };
 

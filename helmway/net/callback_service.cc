@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
-#include "helmway/net/completion_tag.h"
+#include "helmway/cluster/completion_tag.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/polled_call.h"
 #include "helmway/net/python_callbacks.grpc.pb.h"
@@ -16,6 +16,9 @@
 namespace helmway::net {
 namespace {
 
+using cluster::Arm;
+using cluster::MakeTag;
+using cluster::Tag;
 using ::helmway::callbacks::FromClient;
 using ::helmway::callbacks::FromServer;
 using ::helmway::callbacks::PythonCallbacks;
@@ -61,7 +64,8 @@ class ServeCall : public PolledCall {
  private:
   friend class StreamHandle;
 
-  explicit ServeCall(const Server& server) : server_(server), handle_(std::make_shared<StreamHandle>(this)) {}
+  explicit ServeCall(const Server& server)
+      : PolledCall(server.live), server_(server), handle_(std::make_shared<StreamHandle>(this)) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -236,22 +240,22 @@ void StreamHandle::Close(const absl::Status& status) {
 
 class CallbackService final : public AsyncService, public PolledService {
  public:
-  CallbackService(CallbackStreamManager* manager, QueueHost* host) : manager_(manager), host_(host) {}
+  explicit CallbackService(CallbackStreamManager* manager) : manager_(manager) {}
 
-  void AddQueues(grpc::ServerBuilder& /*builder*/) override {}
-  void Start() override { ServeCall::Expect({this, manager_, host_->queue(), host_->live()}); }
-  // The host waits for all calls.
-  void Stop() override {}
+  void Start(CompletionThread& thread) override {
+    ServeCall::Expect({this, manager_, thread.queue(), &live_});
+  }
+  void Stop() override { live_.WaitForNone(); }
 
  private:
   CallbackStreamManager* const manager_;
-  QueueHost* const host_;
+  async::Outstanding live_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeCallbackService(CallbackStreamManager* manager, grpc::Service& host) {
-  return std::make_unique<CallbackService>(manager, &dynamic_cast<QueueHost&>(host));
+std::unique_ptr<grpc::Service> MakeCallbackService(CallbackStreamManager* manager) {
+  return std::make_unique<CallbackService>(manager);
 }
 
 }  // namespace helmway::net

@@ -45,10 +45,9 @@ class CallbackStreamManager {
       const callbacks::Hello& hello, const std::string& peer, std::shared_ptr<CallbackStream> stream) = 0;
 };
 
-// The gRPC service helmway.callbacks.PythonCallbacks (python_callbacks.proto): framing and flow. `host`
-// is what MakeIfrtService gave; its thread serves both. It comes before this service in the server's list.
-// Both and `manager` must outlive the server.
-std::unique_ptr<grpc::Service> MakeCallbackService(CallbackStreamManager* manager, grpc::Service& host);
+// The gRPC service helmway.callbacks.PythonCallbacks (python_callbacks.proto): framing and flow. `manager`
+// must outlive its server.
+std::unique_ptr<grpc::Service> MakeCallbackService(CallbackStreamManager* manager);
 
 }  // namespace helmway::net
 

@@ -121,7 +121,7 @@ class FakeManager final : public CallbackStreamManager {
 class CallbackServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto server = GrpcServer::Start("127.0.0.1:0", {host_.get(), service_.get()});
+    auto server = GrpcServer::Start("127.0.0.1:0", {ifrt_.get(), service_.get()});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     stub_ = PythonCallbacks::NewStub(
@@ -152,8 +152,8 @@ class CallbackServiceTest : public ::testing::Test {
 
   NoSessions sessions_;
   FakeManager manager_;
-  std::unique_ptr<grpc::Service> host_ = MakeIfrtService(&sessions_);
-  std::unique_ptr<grpc::Service> service_ = MakeCallbackService(&manager_, *host_);
+  std::unique_ptr<grpc::Service> ifrt_ = MakeIfrtService(&sessions_);
+  std::unique_ptr<grpc::Service> service_ = MakeCallbackService(&manager_);
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<PythonCallbacks::Stub> stub_;
 };

@@ -12,15 +12,22 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "helmway/net/health_service.h"
-#include "helmway/net/polled_call.h"
 
 namespace helmway::net {
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string& address,
                                                               const std::vector<grpc::Service*>& services,
-                                                              const std::vector<PolledService*>& polled) {
+                                                              const std::vector<PolledService*>& polled,
+                                                              CompletionThread* thread) {
   grpc::EnableDefaultHealthCheckService(false);  // ours is another
-  grpc::ServerBuilder builder;
+  auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
+  if (thread == nullptr) {
+    result->own_thread_ = std::make_unique<CompletionThread>();
+    thread = result->own_thread_.get();
+  }
+  const std::unique_ptr<grpc::ServerBuilder> taken = std::move(thread->builder_);
+  if (taken == nullptr) return absl::FailedPreconditionError("a thread has the calls of one server");
+  grpc::ServerBuilder& builder = *taken;
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(INT_MAX);
@@ -36,20 +43,14 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // A little less, since both sides measure.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMilliseconds / 2);
-  auto result = std::unique_ptr<GrpcServer>(new GrpcServer());
   result->polled_ = polled;
   for (grpc::Service* service : services) {
     builder.RegisterService(service);
-    if (auto* with_queue = dynamic_cast<PolledService*>(service)) result->polled_.push_back(with_queue);
+    if (auto* one = dynamic_cast<PolledService*>(service)) result->polled_.push_back(one);
   }
-  QueueHost* host = nullptr;
-  for (PolledService* with_queue : result->polled_) {
-    if (host == nullptr) host = dynamic_cast<QueueHost*>(with_queue);
-  }
-  result->health_ = std::make_unique<HealthService>(host);
   builder.RegisterService(result->health_.get());
   result->polled_.push_back(result->health_.get());
-  for (PolledService* with_queue : result->polled_) with_queue->AddQueues(builder);
+  for (PolledService* service : result->polled_) service->Register(builder);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
@@ -57,20 +58,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const std::string&
   }
   result->server_ = std::move(server);
   result->port_ = port;
-  for (PolledService* with_queue : result->polled_) with_queue->Start();
+  for (PolledService* service : result->polled_) service->Start(*thread);
   return result;
 }
 
-GrpcServer::GrpcServer() = default;
+GrpcServer::GrpcServer() : health_(std::make_unique<HealthService>()) {}
 
 GrpcServer::~GrpcServer() { Shutdown(); }
 
 void GrpcServer::Shutdown() {
   if (server_ == nullptr) return;
-  for (PolledService* with_queue : polled_) with_queue->BeforeShutdown();
+  for (PolledService* service : polled_) service->BeforeShutdown();
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
-  for (PolledService* with_queue : polled_) with_queue->Stop();
+  for (PolledService* service : polled_) service->Stop();
   server_.reset();
 }
 

@@ -9,16 +9,18 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "helmway/net/completion_thread.h"
 
 namespace helmway::net {
 
-// A service some of whose calls are taken from a completion queue by a thread of its own.
+// A service whose calls come back on the process's completion queue.
 class PolledService {
  public:
   virtual ~PolledService() = default;
-  virtual void AddQueues(grpc::ServerBuilder& builder) = 0;
-  // The server runs.
-  virtual void Start() = 0;
+  // For what is no grpc::Service.
+  virtual void Register(grpc::ServerBuilder& /*builder*/) {}
+  // The server runs. `thread` outlives it.
+  virtual void Start(CompletionThread& thread) = 0;
   // The server is about to shut down.
   virtual void BeforeShutdown() {}
   // The server has shut down: all calls are cancelled. Returns when all have ended.
@@ -38,11 +40,12 @@ class GrpcServer {
   // "[::]:29000").
   // Those that are PolledServices too are started and stopped with it. Port 0 takes a free one. UNAVAILABLE
   // if the address can't be bound, naming it and the likely reason.
-  // `polled` are started and stopped likewise. The first of both that is a QueueHost (polled_call.h) serves
-  // the health service too.
+  // `polled` are started and stopped likewise. `thread` is where the calls of PolledServices come back; it
+  // outlives the server, and is that of no other. Null: one of its own.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address,
                                                            const std::vector<grpc::Service*>& services,
-                                                           const std::vector<PolledService*>& polled = {});
+                                                           const std::vector<PolledService*>& polled = {},
+                                                           CompletionThread* thread = nullptr);
   // Cancels running calls, waits for their reactors to end.
   ~GrpcServer();
 
@@ -51,7 +54,8 @@ class GrpcServer {
 
  private:
   GrpcServer();
-  std::unique_ptr<HealthService> health_;
+  std::unique_ptr<CompletionThread> own_thread_;
+  const std::unique_ptr<HealthService> health_;
   std::unique_ptr<grpc::Server> server_;  // null after Shutdown
   std::vector<PolledService*> polled_;
   int port_ = 0;

@@ -1,15 +1,17 @@
 #include "helmway/net/health_service.h"
 
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "helmway/net/completion_tag.h"
+#include "helmway/cluster/completion_tag.h"
 
 namespace helmway::net {
 namespace {
 
+using cluster::Arm;
+using cluster::MakeTag;
+using cluster::Tag;
 using ::grpc::health::v1::Health;
 using ::grpc::health::v1::HealthCheckRequest;
 using ::grpc::health::v1::HealthCheckResponse;
@@ -38,7 +40,7 @@ class CheckCall : public PolledCall {
   }
 
  private:
-  explicit CheckCall(const Server& server) : server_(server) {}
+  explicit CheckCall(const Server& server) : PolledCall(server.live), server_(server) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -72,7 +74,7 @@ class WatchCall : public PolledCall {
   }
 
  private:
-  explicit WatchCall(const Server& server) : server_(server) {}
+  explicit WatchCall(const Server& server) : PolledCall(server.live), server_(server) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -105,46 +107,10 @@ class WatchCall : public PolledCall {
 
 }  // namespace
 
-class HealthService::OwnQueue final : public QueueHost {
- public:
-  explicit OwnQueue(grpc::ServerBuilder& builder) : queue_(builder.AddCompletionQueue()) {}
-
-  void Start() {
-    thread_ = std::thread([this] { Poll(queue_.get(), "health"); });
-  }
-  void Stop() {
-    live_.WaitForNone();
-    queue_->Shutdown();
-    thread_.join();
-  }
-
-  grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
-  async::Outstanding* live() override { return &live_; }
-
- private:
-  async::Outstanding live_;
-  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::thread thread_;
-};
-
-HealthService::HealthService(QueueHost* host) : host_(host) {}
-
-HealthService::~HealthService() = default;
-
-void HealthService::AddQueues(grpc::ServerBuilder& builder) {
-  if (host_ == nullptr) own_ = std::make_unique<OwnQueue>(builder);
-}
-
-void HealthService::Start() {
-  QueueHost* const host = own_ == nullptr ? host_ : own_.get();
-  const Server server{this, host->queue(), host->live()};
+void HealthService::Start(CompletionThread& thread) {
+  const Server server{this, thread.queue(), &live_};
   CheckCall::Expect(server);
   WatchCall::Expect(server);
-  if (own_ != nullptr) own_->Start();
-}
-
-void HealthService::Stop() {
-  if (own_ != nullptr) own_->Stop();
 }
 
 }  // namespace helmway::net

@@ -18,18 +18,11 @@ namespace helmway::net {
 // arrays of some MiB came in at two thirds of the rate).
 class HealthService final : public grpc::health::v1::Health::AsyncService, public PolledService {
  public:
-  // `host`: whose thread serves this too; it starts before this and must outlive it. Null: one of its own.
-  explicit HealthService(QueueHost* host);
-  ~HealthService() override;
-
-  void AddQueues(grpc::ServerBuilder& builder) override;
-  void Start() override;
-  void Stop() override;
+  void Start(CompletionThread& thread) override;
+  void Stop() override { live_.WaitForNone(); }
 
  private:
-  class OwnQueue;
-  std::unique_ptr<OwnQueue> own_;  // null with a host
-  QueueHost* const host_;
+  async::Outstanding live_;
 };
 
 }  // namespace helmway::net

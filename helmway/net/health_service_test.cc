@@ -19,14 +19,14 @@ using ::grpc::health::v1::Health;
 using ::grpc::health::v1::HealthCheckRequest;
 using ::grpc::health::v1::HealthCheckResponse;
 
-// On a queue of its own, and on that of another service.
+// Beside nothing, and beside another service that has all other calls.
 class HealthServiceTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     std::vector<PolledService*> polled;
     if (GetParam()) {
-      host_ = MessageStreamService::Create({});
-      polled.push_back(host_.get());
+      other_ = MessageStreamService::Create({});
+      polled.push_back(other_.get());
     }
     auto server = GrpcServer::Start("127.0.0.1:0", {}, polled);
     ASSERT_TRUE(server.ok()) << server.status();
@@ -40,7 +40,7 @@ class HealthServiceTest : public ::testing::TestWithParam<bool> {
     return request;
   }
 
-  std::unique_ptr<MessageStreamService> host_;
+  std::unique_ptr<MessageStreamService> other_;
   std::unique_ptr<GrpcServer> server_;
   std::unique_ptr<Health::Stub> stub_;
 };

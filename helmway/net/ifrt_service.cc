@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "helmway/base/mutex.h"
-#include "helmway/net/completion_tag.h"
+#include "helmway/cluster/completion_tag.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/polled_call.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
@@ -24,6 +24,9 @@
 namespace helmway::net {
 namespace {
 
+using cluster::Arm;
+using cluster::MakeTag;
+using cluster::Tag;
 using ::xla::ifrt::proxy::GrpcGetVersionRequest;
 using ::xla::ifrt::proxy::GrpcGetVersionResponse;
 using ::xla::ifrt::proxy::GrpcHostBufferDeleteRequest;
@@ -79,9 +82,8 @@ grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// All methods are served from one completion queue by one thread, which handles requests and moves host
-// buffers between gRPC's memory and ours. (Measured: a second thread, or gRPC's callback API with its own
-// threads, makes threads pass a connection's events to each other, which costs more than the events.)
+// All methods are served by the process's one thread (completion_thread.h), which handles requests and moves
+// host buffers between gRPC's memory and ours.
 using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
     GrpcIfrtService::WithRawMethod_IfrtSession<GrpcIfrtService::WithRawMethod_HostBufferStore<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
@@ -167,7 +169,9 @@ class SessionCall : public PolledCall {
   friend class StreamHandle;
 
   explicit SessionCall(const Server& server)
-      : server_(server), handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
+      : PolledCall(server.live),
+        server_(server),
+        handle_(std::make_shared<StreamHandle>(this, server.flusher)) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -388,7 +392,7 @@ class StoreCall : public PolledCall {
   }
 
  private:
-  explicit StoreCall(const Server& server) : server_(server) {}
+  explicit StoreCall(const Server& server) : PolledCall(server.live), server_(server) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -484,7 +488,7 @@ class LookupCall : public PolledCall {
   }
 
  private:
-  explicit LookupCall(const Server& server) : server_(server) {}
+  explicit LookupCall(const Server& server) : PolledCall(server.live), server_(server) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -581,7 +585,7 @@ class UnaryCall : public PolledCall {
   Response response;
 
  private:
-  explicit UnaryCall(const Server& server) : server_(server) {}
+  explicit UnaryCall(const Server& server) : PolledCall(server.live), server_(server) {}
 
   void OnAccepted(bool ok) {
     if (!Begin(this, server_, ok)) return;
@@ -632,38 +636,26 @@ using HostBufferReadFromDiskCall =
     UnaryCall<GrpcHostBufferReadFromDiskRequest, GrpcHostBufferReadFromDiskResponse,
               &AsyncService::RequestHostBufferReadFromDisk, kHostBufferReadFromDisk>;
 
-class IfrtService final : public AsyncService, public PolledService, public QueueHost {
+class IfrtService final : public AsyncService, public PolledService {
  public:
   explicit IfrtService(SessionManager* manager) : manager_(manager) {}
 
-  void AddQueues(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
-
-  void Start() override {
-    const Server server{this, manager_, &flusher_, queue_.get(), &live_};
+  void Start(CompletionThread& thread) override {
+    const Server server{this, manager_, &flusher_, thread.queue(), &live_};
     SessionCall::Expect(server);
     StoreCall::Expect(server);
     LookupCall::Expect(server);
     GetVersionCall::Expect(server);
     HostBufferDeleteCall::Expect(server);
     HostBufferReadFromDiskCall::Expect(server);
-    thread_ = std::thread([this] { Poll(queue_.get(), "ifrt-service"); });
   }
 
-  void Stop() override {
-    live_.WaitForNone();
-    queue_->Shutdown();
-    thread_.join();
-  }
-
-  grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
-  async::Outstanding* live() override { return &live_; }
+  void Stop() override { live_.WaitForNone(); }
 
  private:
   SessionManager* const manager_;
   Flusher flusher_;
   async::Outstanding live_;
-  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::thread thread_;
 };
 
 }  // namespace

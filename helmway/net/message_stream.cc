@@ -7,20 +7,22 @@
 #include <atomic>
 #include <climits>
 #include <deque>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
-#include "helmway/net/completion_tag.h"
-#include "helmway/net/polled_call.h"
+#include "helmway/cluster/completion_tag.h"
 
 namespace helmway::net {
 namespace {
 
-// Calls under way, so that the queue outlives them and the end of their loop can cancel them.
+using cluster::Arm;
+using cluster::MakeTag;
+using cluster::Tag;
+
+// Calls under way, so that whoever opens or accepts them can wait for their end, and cancel them.
 class End;
 class LiveEnds {
  public:
@@ -138,7 +140,7 @@ class End : public MessageStream, public std::enable_shared_from_this<End> {
       keep = std::move(self_);
     }
     if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->OnEnd(end_status_);
-    // The queue may go at once.
+    // Whoever waits for it may go at once.
     LiveEnds* const live = live_;
     live->Drop(this);
   }
@@ -203,35 +205,22 @@ void LiveEnds::CancelAll() {
 
 // ---- The accepting end -----------------------------------------------------------------------------------
 
-class ServiceImpl final : public MessageStreamService, public QueueHost {
+class ServiceImpl final : public MessageStreamService {
  public:
   explicit ServiceImpl(std::vector<Method> methods) : methods_(std::move(methods)) {}
 
-  void AddQueues(grpc::ServerBuilder& builder) override {
-    queue_ = builder.AddCompletionQueue();
-    builder.RegisterAsyncGenericService(&service_);
-  }
-  void Start() override;
+  void Register(grpc::ServerBuilder& builder) override { builder.RegisterAsyncGenericService(&service_); }
+  void Start(CompletionThread& thread) override;
   void BeforeShutdown() override { ends_.store(true); }
-  void Stop() override {
-    live_.WaitForNone();
-    guests_.WaitForNone();
-    queue_->Shutdown();
-    thread_.join();
-  }
-
-  grpc::ServerCompletionQueue* queue() override { return queue_.get(); }
-  async::Outstanding* live() override { return &guests_; }
+  void Stop() override { live_.WaitForNone(); }
 
  private:
   friend class AcceptedEnd;
   const std::vector<Method> methods_;
   std::atomic<bool> ends_{false};
   grpc::AsyncGenericService service_;
-  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  grpc::ServerCompletionQueue* queue_ = nullptr;  // since Start
   LiveEnds live_;
-  async::Outstanding guests_;  // calls of other services
-  std::thread thread_;
 };
 
 class AcceptedEnd final : public End {
@@ -243,8 +232,9 @@ class AcceptedEnd final : public End {
       base::MutexLock lock(&call.mu_);
       call.self_ = std::move(end);
     }
+    service->live_.Add(&call);
     call.context_.AsyncNotifyWhenDone(Arm(&call.done_));
-    service->service_.RequestCall(&call.context_, &call.stream_, service->queue_.get(), service->queue_.get(),
+    service->service_.RequestCall(&call.context_, &call.stream_, service->queue_, service->queue_,
                                   Arm(&call.accepted_));
   }
 
@@ -255,11 +245,13 @@ class AcceptedEnd final : public End {
     if (!ok) {
       // The server is going down, and nothing else of this call comes back.
       std::shared_ptr<End> last;
-      base::MutexLock lock(&mu_);
-      last = std::move(self_);
+      {
+        base::MutexLock lock(&mu_);
+        last = std::move(self_);
+      }
+      live_->Drop(this);
       return;
     }
-    live_->Add(this);
     Expect(service_);
     {
       base::MutexLock lock(&mu_);
@@ -315,9 +307,9 @@ class AcceptedEnd final : public End {
   Tag done_ = MakeTag<&AcceptedEnd::OnDone>(this);
 };
 
-void ServiceImpl::Start() {
+void ServiceImpl::Start(CompletionThread& thread) {
+  queue_ = thread.queue();
   AcceptedEnd::Expect(this);
-  thread_ = std::thread([this] { Poll(queue_.get(), "messages"); });
 }
 
 // ---- The opening end -------------------------------------------------------------------------------------
@@ -383,20 +375,16 @@ std::unique_ptr<MessageStreamService> MessageStreamService::Create(std::vector<M
 }
 
 struct MessageStreamClient::State {
-  grpc::CompletionQueue queue;
+  grpc::CompletionQueue* queue;
   LiveEnds live;
-  std::thread thread;
 };
 
-MessageStreamClient::MessageStreamClient() : state_(std::make_unique<State>()) {
-  state_->thread = std::thread([queue = &state_->queue] { Poll(queue, "messages"); });
-}
+MessageStreamClient::MessageStreamClient(CompletionThread* thread)
+    : state_(std::make_unique<State>(thread->queue())) {}
 
 MessageStreamClient::~MessageStreamClient() {
   state_->live.CancelAll();
   state_->live.WaitForNone();
-  state_->queue.Shutdown();
-  state_->thread.join();
 }
 
 std::shared_ptr<MessageStream> MessageStreamClient::Open(const std::shared_ptr<grpc::Channel>& channel,
@@ -404,7 +392,7 @@ std::shared_ptr<MessageStream> MessageStreamClient::Open(const std::shared_ptr<g
                                                          std::shared_ptr<MessageReceiver> receiver) {
   auto end = std::make_shared<OpenedEnd>(&state_->live, channel);
   state_->live.Add(end.get());
-  end->Start(path, &state_->queue, std::move(receiver));
+  end->Start(path, state_->queue, std::move(receiver));
   return end;
 }
 

@@ -57,16 +57,16 @@ class MessageStreamService : public PolledService {
   };
 
   // A service for all methods that no other service of the server has; streams of other methods are refused
-  // with UNIMPLEMENTED. All are served by one thread. Streams that end because the server does end with
-  // CANCELLED here, those whose peer has gone with UNAVAILABLE.
+  // with UNIMPLEMENTED. Streams that end because the server does end with CANCELLED here, those whose peer
+  // has gone with UNAVAILABLE.
   static std::unique_ptr<MessageStreamService> Create(std::vector<Method> methods);
 };
 
-// Opens streams to peers. Its one thread calls the receivers. Streams may outlive it: they end with
-// CANCELLED.
+// Opens streams to peers. Streams may outlive it: they end with CANCELLED.
 class MessageStreamClient {
  public:
-  MessageStreamClient();
+  // `thread` calls the receivers. It outlives this, and must not be the one that ends it.
+  explicit MessageStreamClient(CompletionThread* thread);
   ~MessageStreamClient();
   MessageStreamClient(const MessageStreamClient&) = delete;
   MessageStreamClient& operator=(const MessageStreamClient&) = delete;

@@ -96,7 +96,7 @@ class MessageStreamTest : public ::testing::Test {
             peers_.insert(peer);
             return receiver;
           }}});
-    auto server = GrpcServer::Start("127.0.0.1:0", {}, {service_.get()});
+    auto server = GrpcServer::Start("127.0.0.1:0", {}, {service_.get()}, &calls_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = OpenChannel(absl::StrCat("127.0.0.1:", server_->port()));
@@ -116,9 +116,10 @@ class MessageStreamTest : public ::testing::Test {
   base::Mutex mu_;
   std::vector<std::shared_ptr<Receiver>> accepted_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> peers_ ABSL_GUARDED_BY(mu_);
+  CompletionThread calls_;  // of both ends
   std::unique_ptr<MessageStreamService> service_;
   std::unique_ptr<GrpcServer> server_;
-  MessageStreamClient client_;
+  MessageStreamClient client_{&calls_};
   std::shared_ptr<grpc::Channel> channel_;
   std::shared_ptr<Receiver> receiver_ = std::make_shared<Receiver>();
 };
@@ -227,7 +228,7 @@ TEST_F(MessageStreamTest, APeerThatOnlyTakesConnectionsIsGivenUp) {
 TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
   std::shared_ptr<MessageStream> stream;
   {
-    MessageStreamClient client;
+    MessageStreamClient client(&calls_);
     stream = client.Open(channel_, "/test/Echo", receiver_);
     stream->Send(Message("a"));
     receiver_->WaitForMessages(1);

@@ -584,6 +584,29 @@ void RemoteSession::End(const absl::Status& status) {
   for (auto& lost : when_lost) lost(status);
 }
 
+// The default layouts that a worker has told: clients ask again and again for the shapes that they use. Any
+// thread.
+class LayoutsByShape {
+ public:
+  using Shape = std::pair<cluster::ElementType, std::vector<int64_t>>;
+
+  std::optional<std::string> Find(const Shape& shape) const {
+    base::MutexLock lock(&mu_);
+    const auto it = layouts_.find(shape);
+    if (it == layouts_.end()) return std::nullopt;
+    return it->second;
+  }
+  void Add(Shape shape, const std::string& layout) {
+    base::MutexLock lock(&mu_);
+    if (layouts_.size() >= kMaxCachedLayouts) layouts_.clear();
+    layouts_.emplace(std::move(shape), layout);
+  }
+
+ private:
+  mutable base::Mutex mu_;
+  absl::flat_hash_map<Shape, std::string> layouts_ ABSL_GUARDED_BY(mu_);
+};
+
 class RemoteWorker final : public cluster::WorkerLink {
  public:
   explicit RemoteWorker(const RemoteWorkerOptions& options)
@@ -626,61 +649,37 @@ class RemoteWorker final : public cluster::WorkerLink {
     return link;
   }
 
-  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
-                                            const std::vector<int64_t>& dims) override {
-    // Clients ask again and again for the shapes that they use.
-    const std::pair<cluster::ElementType, std::vector<int64_t>> shape(type, dims);
-    {
-      base::MutexLock lock(&mu_);
-      if (const auto it = layouts_.find(shape); it != layouts_.end()) return it->second;
-    }
+  void DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override {
+    if (std::optional<std::string> known = layouts_->Find({type, dims})) return done(*std::move(known));
     proto::Command command;
     command.mutable_default_layout()->set_element_type(type);
     command.mutable_default_layout()->mutable_dims()->Add(dims.begin(), dims.end());
-    HELMWAY_ASSIGN_OR_RETURN(proto::Event event, Ask(std::move(command)));
-    base::MutexLock lock(&mu_);
-    if (layouts_.size() >= kMaxCachedLayouts) layouts_.clear();
-    layouts_.emplace(shape, event.layout());
-    return event.layout();
+    control_->Call(
+        std::move(command),
+        [layouts = layouts_, shape = LayoutsByShape::Shape(type, dims), done = std::move(done)](
+            const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) mutable {
+          if (!status.ok()) return done(status);
+          layouts->Add(std::move(shape), event.layout());
+          done(std::move(*event.mutable_layout()));
+        });
   }
 
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
                                                                          int partitions) override {
-    proto::Command command;
-    command.mutable_default_device_assignment()->set_replicas(replicas);
-    command.mutable_default_device_assignment()->set_partitions(partitions);
-    HELMWAY_ASSIGN_OR_RETURN(proto::Event event, Ask(std::move(command)));
-    return std::vector<cluster::DeviceId>(event.assignment().devices().begin(),
-                                          event.assignment().devices().end());
+    HELMWAY_RETURN_IF_ERROR(Loss());
+    return cluster::AssignInOrder(info_, replicas, partitions);
   }
 
  private:
-  // Blocks for the answer.
-  absl::StatusOr<proto::Event> Ask(proto::Command command) {
-    absl::StatusOr<proto::Event> answer = absl::UnknownError("");
-    base::Notification done;
-    control_->Call(std::move(command),
-                   [&](const absl::Status& status, proto::Event& event, const FrameReader* /*frame*/) {
-                     if (status.ok()) {
-                       answer = std::move(event);
-                     } else {
-                       answer = status;
-                     }
-                     done.Notify();
-                   });
-    done.WaitForNotification();
-    return answer;
-  }
-
   const RemoteWorkerOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::shared_ptr<async::ThreadPool> callbacks_;
   const std::shared_ptr<RemoteSession> control_;
   cluster::WorkerInfo info_;
   cluster::PeerAddress peer_address_;
-  base::Mutex mu_;
-  absl::flat_hash_map<std::pair<cluster::ElementType, std::vector<int64_t>>, std::string> layouts_
-      ABSL_GUARDED_BY(mu_);
+  // Shared with questions that may be answered after the end of this object.
+  const std::shared_ptr<LayoutsByShape> layouts_ = std::make_shared<LayoutsByShape>();
 };
 
 }  // namespace

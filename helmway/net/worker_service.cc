@@ -576,22 +576,13 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         return absl::OkStatus();
       case proto::Command::kDefaultLayout: {
         const proto::DefaultLayout& wanted = command.default_layout();
-        const absl::StatusOr<std::string> layout =
-            worker_->DefaultLayout(wanted.element_type(), {wanted.dims().begin(), wanted.dims().end()});
-        proto::Event event;
-        event.set_call(call);
-        if (layout.ok()) event.set_layout(*layout);
-        Answer(*stream_, event, layout.status());
-        return absl::OkStatus();
-      }
-      case proto::Command::kDefaultDeviceAssignment: {
-        const proto::DefaultDeviceAssignment& wanted = command.default_device_assignment();
-        const auto devices = worker_->DefaultDeviceAssignment(wanted.replicas(), wanted.partitions());
-        proto::Event event;
-        event.set_call(call);
-        if (devices.ok())
-          event.mutable_assignment()->mutable_devices()->Add(devices->begin(), devices->end());
-        Answer(*stream_, event, devices.status());
+        worker_->DefaultLayout(wanted.element_type(), {wanted.dims().begin(), wanted.dims().end()},
+                               [stream = stream_, call](const absl::StatusOr<std::string>& layout) {
+                                 proto::Event event;
+                                 event.set_call(call);
+                                 if (layout.ok()) event.set_layout(*layout);
+                                 Answer(*stream, event, layout.status());
+                               });
         return absl::OkStatus();
       }
       case proto::Command::kSkip:

@@ -129,14 +129,21 @@ absl::Status Session::HandleGetDefaultLayout(const GetDefaultLayoutRequest& requ
   HELMWAY_RETURN_IF_ERROR(CheckDevices({request.device_id()}));
   std::vector<int64_t> dims(request.dims().begin(), request.dims().end());
   HELMWAY_RETURN_IF_ERROR(program::ElementCount(dims).status());
-  std::string text;
   if (dtype.host_bytes <= 0) {
     // No plugin is asked about tokens and strings.
-    text = program::Layout::Default(static_cast<int>(dims.size())).ToText();
-  } else {
-    HELMWAY_ASSIGN_OR_RETURN(text, proxy_->worker().DefaultLayout(request.dtype().kind(), dims));
+    reply.response.mutable_get_default_layout_response()->set_serialized_pjrt_layout(
+        program::Layout::Default(static_cast<int>(dims.size())).ToText());
+    return absl::OkStatus();
   }
-  reply.response.mutable_get_default_layout_response()->set_serialized_pjrt_layout(std::move(text));
+  reply.deferred = true;
+  proxy_->worker().DefaultLayout(
+      request.dtype().kind(), dims,
+      [self = shared_from_this(), op_id = reply.op_id](absl::StatusOr<std::string> text) {
+        if (!text.ok()) return self->SendError(op_id, wire::WithoutUserContext(text.status()));
+        Response response;
+        response.mutable_get_default_layout_response()->set_serialized_pjrt_layout(*std::move(text));
+        self->Send(op_id, absl::OkStatus(), response);
+      });
   return absl::OkStatus();
 }
 

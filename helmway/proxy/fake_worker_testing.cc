@@ -576,10 +576,10 @@ std::shared_ptr<cluster::SessionLink> FakeWorker::OpenSession(
   return link;
 }
 
-absl::StatusOr<std::string> FakeWorker::DefaultLayout(cluster::ElementType type,
-                                                      const std::vector<int64_t>& dims) {
+void FakeWorker::DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims,
+                               absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
   default_layout_asked = {type, dims};
-  return default_layout;
+  done(default_layout);
 }
 
 absl::StatusOr<std::vector<cluster::DeviceId>> FakeWorker::DefaultDeviceAssignment(int replicas,

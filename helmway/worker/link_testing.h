@@ -68,6 +68,13 @@ class Answer {
 using ReadAnswer = Answer<absl::StatusOr<base::HostBytes>>;
 using StatusAnswer = Answer<absl::Status>;
 
+inline absl::StatusOr<std::string> DefaultLayout(cluster::WorkerLink& link, cluster::ElementType type,
+                                                 const std::vector<int64_t>& dims) {
+  Answer<absl::StatusOr<std::string>> answer;
+  link.DefaultLayout(type, dims, answer);
+  return answer.Wait();
+}
+
 template <typename T = float>
 std::vector<T> Values(const base::HostBytes& bytes) {
   std::vector<T> values(static_cast<size_t>(bytes.size) / sizeof(T));

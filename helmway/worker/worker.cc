@@ -245,9 +245,9 @@ DeviceQueue* Worker::queue(cluster::DeviceId device) const {
   return it == queues_.end() ? nullptr : it->second.get();
 }
 
-absl::StatusOr<std::string> Worker::DefaultLayout(cluster::ElementType type,
-                                                  const std::vector<int64_t>& dims) {
-  return client_->DefaultLayout(static_cast<pjrt::ElementType>(type), dims);
+void Worker::DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims,
+                           absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
+  done(client_->DefaultLayout(static_cast<pjrt::ElementType>(type), dims));
 }
 
 absl::StatusOr<std::vector<cluster::DeviceId>> Worker::DefaultDeviceAssignment(int replicas, int partitions) {

@@ -85,8 +85,8 @@ class Worker final : public cluster::WorkerLink {
   absl::Status Loss() override { return absl::OkStatus(); }
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override;
-  absl::StatusOr<std::string> DefaultLayout(cluster::ElementType type,
-                                            const std::vector<int64_t>& dims) override;
+  void DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims,
+                     absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) override;
   absl::StatusOr<std::vector<cluster::DeviceId>> DefaultDeviceAssignment(int replicas,
                                                                          int partitions) override;
 

@@ -440,6 +440,13 @@ TEST_F(ElasticGroup, WhatNeedsALostWorkerFailsOnAll) {
   EXPECT_THAT(*Read(2), ElementsAre(2, 3));
 }
 
+TEST_F(ElasticGroup, AnyWorkerThatIsThereKnowsTheDefaultLayout) {
+  Lose(0);
+  EXPECT_EQ(DefaultLayout(*group_, 11 /* f32 */, {2, 3}).value_or("?"), "{1,0}");
+  Lose(1);
+  EXPECT_THAT(DefaultLayout(*group_, 11 /* f32 */, {2, 4}).status(), IsLost());
+}
+
 TEST_F(ElasticGroup, ProgramsForALostWorkerAreCompiledByAnother) {
   Lose(1);
   auto compiled = Compile(1, kSum);

@@ -32,7 +32,8 @@ struct Process {
   std::shared_ptr<base::HostMemoryPool> memory = std::make_shared<base::HostMemoryPool>(64 << 20);
   uint64_t incarnation = 0;
   std::string address;
-  net::MessageStreamClient streams;
+  net::CompletionThread calls;
+  net::MessageStreamClient streams{&calls};
   std::shared_ptr<cache::CompileCache> cache;
   std::unique_ptr<Worker> worker;
   std::unique_ptr<net::MessageStreamService> service;
@@ -92,7 +93,7 @@ class WorkerGroupTest : public ::testing::Test {
                                       w->TakeFromPeer(session, buffer, std::move(contents));
                                     },
                                 .collectives = process->worker->collective_receiver()});
-    auto server = net::GrpcServer::Start(process->address, {}, {process->service.get()});
+    auto server = net::GrpcServer::Start(process->address, {}, {process->service.get()}, &process->calls);
     EXPECT_TRUE(server.ok()) << server.status();
     process->server = *std::move(server);
     return process;
@@ -146,19 +147,7 @@ class WorkerGroupTest : public ::testing::Test {
 
   // A port that is free now.
   static int PickPort() {
-    class None final : public net::PolledService {
-      void AddQueues(grpc::ServerBuilder& builder) override { queue_ = builder.AddCompletionQueue(); }
-      void Start() override {}
-      void Stop() override {
-        queue_->Shutdown();
-        void* tag;
-        bool ok;
-        while (queue_->Next(&tag, &ok)) {
-        }
-      }
-      std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-    } none;
-    auto server = net::GrpcServer::Start("127.0.0.1:0", {}, {&none});
+    auto server = net::GrpcServer::Start("127.0.0.1:0", {});
     EXPECT_TRUE(server.ok()) << server.status();
     return (*server)->port();
   }
@@ -247,7 +236,8 @@ class WorkerGroupTest : public ::testing::Test {
   // Where the compile caches of all workers persist.
   const std::shared_ptr<storage::MemoryStore> store_ = std::make_shared<storage::MemoryStore>();
   const std::shared_ptr<TestSink> sink_ = std::make_shared<TestSink>();
-  net::MessageStreamClient streams_;
+  net::CompletionThread calls_;  // of the proxy
+  net::MessageStreamClient streams_{&calls_};
   uint64_t next_incarnation_ = 10;
   cluster::BufferId next_probe_ = 1'000'000;
   cluster::LaunchId next_launch_ = 5;

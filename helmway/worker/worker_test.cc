@@ -152,7 +152,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
     auto server = net::GrpcServer::Start("127.0.0.1:0", {}, {service_.get()});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    streams_ = std::make_unique<net::MessageStreamClient>();
+    streams_ = std::make_unique<net::MessageStreamClient>(&calls_);
     auto remote = net::ConnectToWorker({.address = absl::StrCat("127.0.0.1:", server_->port()),
                                         .name = "worker 5 of slice 3",
                                         .incarnation = 7,
@@ -290,6 +290,7 @@ class WorkerTest : public ::testing::TestWithParam<LinkKind> {
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<net::MessageStreamService> service_;
   std::unique_ptr<net::GrpcServer> server_;
+  net::CompletionThread calls_;  // of the proxy
   std::unique_ptr<net::MessageStreamClient> streams_;
   std::unique_ptr<cluster::WorkerLink> remote_;
   cluster::WorkerLink* link_ = nullptr;
@@ -314,11 +315,12 @@ TEST_P(WorkerTest, DescribesItsDevices) {
 }
 
 TEST_P(WorkerTest, KnowsDefaultLayoutsAndAssignments) {
-  auto layout = link_->DefaultLayout(kF32, {2, 3});
+  auto layout = DefaultLayout(*link_, kF32, {2, 3});
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(*layout, "{1,0}");
-  EXPECT_EQ(link_->DefaultLayout(kF32, {}).value_or("?"), "{}");
-  EXPECT_FALSE(link_->DefaultLayout(/*type=*/12345, {2}).ok());
+  EXPECT_EQ(DefaultLayout(*link_, kF32, {2, 3}).value_or("?"), "{1,0}");
+  EXPECT_EQ(DefaultLayout(*link_, kF32, {}).value_or("?"), "{}");
+  EXPECT_FALSE(DefaultLayout(*link_, /*type=*/12345, {2}).ok());
   auto assignment = link_->DefaultDeviceAssignment(2, 2);
   ASSERT_TRUE(assignment.ok()) << assignment.status();
   EXPECT_EQ(assignment->size(), 4u);

@@ -1,12 +1,9 @@
-#ifndef HELMWAY_NET_COMPLETION_TAG_H_
-#define HELMWAY_NET_COMPLETION_TAG_H_
-
-#include <grpcpp/completion_queue.h>
-#include <pthread.h>
+#ifndef HELMWAY_CLUSTER_COMPLETION_TAG_H_
+#define HELMWAY_CLUSTER_COMPLETION_TAG_H_
 
 #include "helmway/base/happens_before.h"
 
-namespace helmway::net {
+namespace helmway::cluster {
 
 // What comes back from a gRPC completion queue: an operation of a call is over.
 struct Tag {
@@ -33,15 +30,6 @@ inline void Run(void* tag, bool ok) {
   over->over(over->call, ok);
 }
 
-// Takes what comes back from the queue until it is shut down and empty. `name`: of the thread, as debuggers
-// show it.
-inline void Poll(grpc::CompletionQueue* queue, const char* name) {
-  pthread_setname_np(pthread_self(), name);
-  void* tag;
-  bool ok;
-  while (queue->Next(&tag, &ok)) Run(tag, ok);
-}
+}  // namespace helmway::cluster
 
-}  // namespace helmway::net
-
-#endif  // HELMWAY_NET_COMPLETION_TAG_H_
+#endif  // HELMWAY_CLUSTER_COMPLETION_TAG_H_

@@ -1,0 +1,38 @@
+#ifndef HELMWAY_NET_COMPLETION_THREAD_H_
+#define HELMWAY_NET_COMPLETION_THREAD_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <thread>
+
+namespace helmway::net {
+
+// The thread of a process that takes from gRPC what its calls bring, those of its server and those to other
+// processes. One for all: each thread that waits in gRPC takes the events of all connections in turn with the
+// others, and hands them on to the thread that they are for, which costs more than the events. (So do gRPC's
+// callback API and its own health service, which have such threads.)
+//
+// What it calls must not block, nor wait for anything that another call brings.
+class CompletionThread {
+ public:
+  CompletionThread();
+  // All calls have ended, and their server has shut down.
+  ~CompletionThread();
+  CompletionThread(const CompletionThread&) = delete;
+  CompletionThread& operator=(const CompletionThread&) = delete;
+
+  // What comes back on it is a Tag (cluster/completion_tag.h).
+  grpc::ServerCompletionQueue* queue() const { return queue_.get(); }
+
+ private:
+  friend class GrpcServer;
+  // gRPC makes the queues of a server with its builder. Null once the server has taken it: there is one.
+  std::unique_ptr<grpc::ServerBuilder> builder_;
+  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::thread thread_;
+};
+
+}  // namespace helmway::net
+
+#endif  // HELMWAY_NET_COMPLETION_THREAD_H_
