@@ -37,6 +37,7 @@ Launch PartOfLaunch(const Launch& launch, const Placement& placement, WorkerInde
   part.kept = launch.kept;
   part.held = launch.held;
   part.may_be_passed = launch.may_be_passed;
+  part.end_is_awaited = launch.end_is_awaited;
   part.user_context = launch.user_context;
   part.stream = launch.stream;
   return part;
@@ -115,6 +116,7 @@ void GroupSession::Execute(Launch launch) {
 
   if (edition != nullptr) launch.executable = edition->name;
   if (over && behind.empty()) {
+    launch.end_is_awaited = true;
     launch.on_done = [over, on_done = std::move(launch.on_done)](const absl::Status& outcome) mutable {
       if (on_done) on_done(outcome);
       over->Finish(absl::OkStatus());
@@ -182,6 +184,7 @@ void GroupSession::CommandPython(Launch launch, const Edition& edition, const st
     Launch part = PartOfLaunch(launch, *edition.placement, members[i].worker);
     part.place = places[i];
     part.settles = true;
+    part.end_is_awaited = true;
     part.on_done = [all, i, settle, over](const absl::Status& outcome) {
       // The others may take long, or wait for this one.
       if (!outcome.ok()) {

@@ -20,6 +20,7 @@ namespace {
 struct Stream {
   std::vector<std::string> commands;  // "launch 3 at 2", "release 2 at 3"
   std::vector<uint64_t> places;       // those that are not 0
+  std::vector<LaunchId> awaited;      // launches whose end is
   absl::flat_hash_map<LaunchId, absl::AnyInvocable<void(const absl::Status&)>> on_done;
   // Runs before the next launch goes out.
   std::function<void()> before_launch;
@@ -43,6 +44,7 @@ class FakeSession final : public SessionLink {
   void Execute(Launch launch) override {
     if (auto before = std::exchange(stream_->before_launch, nullptr)) before();
     stream_->on_done[launch.id] = std::move(launch.on_done);
+    if (launch.end_is_awaited) stream_->awaited.push_back(launch.id);
     stream_->Add(launch.held ? "held" : "launch", launch.id, launch.place);
   }
   void ReleaseLaunch(LaunchId id, uint64_t place) override { stream_->Add("release", id, place); }
@@ -141,12 +143,14 @@ class GroupSessionTest : public ::testing::Test {
     ASSERT_TRUE(status.ok()) << status;
   }
   // A buffer that the client has filled, or a result.
-  void Launch(LaunchId id, ExecutableId program, BufferId argument, BufferId result, uint32_t devices = 1) {
+  void Launch(LaunchId id, ExecutableId program, BufferId argument, BufferId result, uint32_t devices = 1,
+              bool end_is_awaited = false) {
     cluster::Launch launch;
     launch.id = id;
     launch.executable = program;
     launch.arguments = {{argument, devices, {}}};
     launch.results = {{result, devices, {}}};
+    launch.end_is_awaited = end_is_awaited;
     launch.on_done = [](const absl::Status&) {};
     session_->Execute(std::move(launch));
   }
@@ -189,6 +193,16 @@ TEST_F(GroupSessionTest, PlacesComeInTheirOrderFromManyThreads) {
   }
   ASSERT_EQ(streams_[0].places.size(), 3 * kRounds);
   for (size_t i = 0; i < streams_[0].places.size(); ++i) EXPECT_EQ(streams_[0].places[i], i + 1);
+}
+
+TEST_F(GroupSessionTest, WorkersAreToldOfEndsThatAreAwaited) {
+  Compile(1, "calls", {0, 2048});
+  Compile(2, "plain", {0, 2048});
+  Launch(1, 2, 100, 200, 2);
+  Launch(2, 2, 100, 300, 2, /*end_is_awaited=*/true);
+  Launch(3, 1, 100, 400, 2);  // what uses its results waits for the functions
+  Launch(4, 2, 400, 500, 2);
+  for (const Stream& stream : streams_) EXPECT_EQ(stream.awaited, (std::vector<LaunchId>{2, 3}));
 }
 
 }  // namespace

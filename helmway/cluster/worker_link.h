@@ -121,6 +121,9 @@ struct Launch {
   bool may_be_passed = false;
   // Of a Python function that others call too for this launch: its results wait for Settle after on_done.
   bool settles = false;
+  // Something happens only once on_done is called. Else the worker may take some milliseconds to say that the
+  // run has ended well.
+  bool end_is_awaited = false;
   // Called once, when the run is over on all devices, on a thread of the worker; never inside Launch.
   absl::AnyInvocable<void(const absl::Status&)> on_done;
   uint64_t user_context = 0;

@@ -122,6 +122,7 @@ proto::Execute ToProto(const Launch& launch) {
   message.set_place(launch.place);
   message.set_may_be_passed(launch.may_be_passed);
   message.set_settles(launch.settles);
+  message.set_end_is_awaited(launch.end_is_awaited);
   return message;
 }
 
@@ -139,6 +140,7 @@ Launch FromProto(const proto::Execute& message) {
   launch.place = message.place();
   launch.may_be_passed = message.may_be_passed();
   launch.settles = message.settles();
+  launch.end_is_awaited = message.end_is_awaited();
   return launch;
 }
 

@@ -5,6 +5,9 @@
 
 #include <memory>
 #include <thread>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
 
 namespace helmway::net {
 
@@ -25,11 +28,22 @@ class CompletionThread {
   // What comes back on it is a Tag (cluster/completion_tag.h).
   grpc::ServerCompletionQueue* queue() const { return queue_.get(); }
 
+  // Called on this thread: runs `task` on it, once, before it waits for more, and after a few dozen calls at
+  // the latest. So what these have to say to others goes together. False on other threads, and nothing is
+  // done.
+  bool WhenIdle(absl::AnyInvocable<void()> task);
+
  private:
+  void Run();
+  void RunIdleTasks();
+
   friend class GrpcServer;
   // gRPC makes the queues of a server with its builder. Null once the server has taken it: there is one.
   std::unique_ptr<grpc::ServerBuilder> builder_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  // Of the thread.
+  std::vector<absl::AnyInvocable<void()>> idle_tasks_;
+  int calls_since_idle_ = 0;
   std::thread thread_;
 };
 

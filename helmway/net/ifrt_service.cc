@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "absl/time/time.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/completion_tag.h"
+#include "helmway/net/flusher.h"
 #include "helmway/net/grpc_server.h"
 #include "helmway/net/polled_call.h"
 #include "helmway/wire/ifrt_service.grpc.pb.h"
@@ -89,8 +89,6 @@ using AsyncService = GrpcIfrtService::WithAsyncMethod_GetVersion<
         GrpcIfrtService::WithRawMethod_HostBufferLookup<GrpcIfrtService::WithAsyncMethod_HostBufferDelete<
             GrpcIfrtService::WithAsyncMethod_HostBufferReadFromDisk<GrpcIfrtService::Service>>>>>>;
 
-class Flusher;
-
 // What every call needs.
 struct Server {
   AsyncService* service;
@@ -105,36 +103,14 @@ struct Server {
 class SessionCall;
 class StreamHandle;
 
-// Sends the responses for which nobody waits, a little later. One thread, idle while there are none.
-class Flusher {
- public:
-  Flusher() : thread_([this] { Run(); }) {}
-  ~Flusher() {
-    {
-      base::MutexLock lock(&mu_);
-      stopping_ = true;
-    }
-    thread_.join();
-  }
-  void Add(std::shared_ptr<StreamHandle> stream) {
-    base::MutexLock lock(&mu_);
-    due_.push_back(std::move(stream));
-  }
-
- private:
-  void Run();
-  base::Mutex mu_;
-  std::vector<std::shared_ptr<StreamHandle>> due_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
-};
-
 // What the proxy holds: outlives the call.
-class StreamHandle final : public SessionStream, public std::enable_shared_from_this<StreamHandle> {
+class StreamHandle final : public SessionStream,
+                           public Flusher::Sender,
+                           public std::enable_shared_from_this<StreamHandle> {
  public:
   StreamHandle(SessionCall* call, Flusher* flusher) : flusher_(flusher), call_(call) {}
   void Send(const IfrtResponse& response, bool patient) override;
-  void Flush();
+  void Flush() override;
   void SetPaused(bool paused) override;
   void Close(const absl::Status& status) override;
 
@@ -351,21 +327,6 @@ void StreamHandle::Flush() {
   if (call_ == nullptr || finish_.has_value() || queue_.empty()) return;
   flushing_ = true;
   call_->StartNextWrite();
-}
-
-void Flusher::Run() {
-  auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_ || !due_.empty(); };
-  auto stop = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopping_; };
-  while (true) {
-    std::vector<std::shared_ptr<StreamHandle>> due;
-    {
-      base::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(&wanted));
-      if (mu_.AwaitWithTimeout(absl::Condition(&stop), kPatience)) return;
-      due.swap(due_);
-    }
-    for (const auto& stream : due) stream->Flush();
-  }
 }
 
 void StreamHandle::SetPaused(bool paused) {
@@ -654,7 +615,7 @@ class IfrtService final : public AsyncService, public PolledService {
 
  private:
   SessionManager* const manager_;
-  Flusher flusher_;
+  Flusher flusher_{kPatience};
   async::Outstanding live_;
 };
 

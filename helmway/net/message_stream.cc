@@ -375,24 +375,26 @@ std::unique_ptr<MessageStreamService> MessageStreamService::Create(std::vector<M
 }
 
 struct MessageStreamClient::State {
-  grpc::CompletionQueue* queue;
+  CompletionThread* thread;
   LiveEnds live;
 };
 
 MessageStreamClient::MessageStreamClient(CompletionThread* thread)
-    : state_(std::make_unique<State>(thread->queue())) {}
+    : state_(std::make_unique<State>(thread)) {}
 
 MessageStreamClient::~MessageStreamClient() {
   state_->live.CancelAll();
   state_->live.WaitForNone();
 }
 
+CompletionThread& MessageStreamClient::thread() const { return *state_->thread; }
+
 std::shared_ptr<MessageStream> MessageStreamClient::Open(const std::shared_ptr<grpc::Channel>& channel,
                                                          const std::string& path,
                                                          std::shared_ptr<MessageReceiver> receiver) {
   auto end = std::make_shared<OpenedEnd>(&state_->live, channel);
   state_->live.Add(end.get());
-  end->Start(path, state_->queue, std::move(receiver));
+  end->Start(path, state_->thread->queue(), std::move(receiver));
   return end;
 }
 

@@ -75,6 +75,7 @@ class MessageStreamClient {
   // UNAVAILABLE.
   std::shared_ptr<MessageStream> Open(const std::shared_ptr<grpc::Channel>& channel, const std::string& path,
                                       std::shared_ptr<MessageReceiver> receiver);
+  CompletionThread& thread() const;
 
  private:
   struct State;

@@ -24,7 +24,7 @@ namespace proto = cluster::proto;
 
 constexpr char kCommandsMethod[] = "/helmway.cluster.WorkerService/Commands";
 constexpr char kBulkMethod[] = "/helmway.cluster.WorkerService/Bulk";
-// Commands that nobody waits for go out together when the caller flushes, or when so many are together.
+// Commands that nobody waits for go out together, so many at most.
 constexpr int kMaxBatch = 64;
 constexpr size_t kMaxCachedLayouts = 4096;
 
@@ -109,7 +109,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     proto::Command message;
     for (const cluster::BufferNames& names : buffers)
       *message.mutable_delete_()->add_buffers() = cluster::ToProto(names);
-    SendNow(std::move(message));
+    SendSoon(std::move(message));
   }
   void Read(cluster::BufferId buffer, cluster::ReadFormat format,
             absl::AnyInvocable<void(absl::StatusOr<base::HostBytes>)> done) override;
@@ -122,7 +122,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     proto::Command message;
     message.mutable_unload()->set_executable(executable);
     if (stream) message.mutable_unload()->set_stream(*stream);
-    SendNow(std::move(message));
+    SendSoon(std::move(message));
   }
   void CostAnalysis(cluster::ExecutableId executable,
                     absl::AnyInvocable<void(absl::StatusOr<cluster::CostProperties>)> done) override;
@@ -165,10 +165,16 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
     uint64_t place = 0;  // in the worker's order, if it has one
   };
 
+  // Goes out with the next that does not wait.
   void Post(proto::Command command);
+  // With those that the handling of this and the next requests gives (CompletionThread::WhenIdle), if that is
+  // what commands it; else at once.
+  void SendSoon(proto::Command command);
+  void SendSoonLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendNow(proto::Command command, const base::HostBytes& bytes = {});
   void SendLocked(const base::HostBytes& bytes = {}) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void End(const absl::Status& status);
+  void EndLaunch(cluster::LaunchId id, const absl::Status& status);
   absl::Status OnCallback(proto::Callback message, const FrameReader& frame);
   void GiveToClient(const proto::Callback& message, absl::StatusOr<base::HostBytes> arguments);
   void AnswerCallback(proto::CallbackAnswer answer, base::HostBytes results);
@@ -184,6 +190,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   std::shared_ptr<MessageStream> commands_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<MessageStream> bulk_ ABSL_GUARDED_BY(mu_);
   proto::Commands batch_ ABSL_GUARDED_BY(mu_);
+  bool sends_when_idle_ ABSL_GUARDED_BY(mu_) = false;  // the thread of the streams will send the batch
   bool unflushed_ ABSL_GUARDED_BY(mu_) = false;  // the worker has launches, or will, that wait for a flush
   uint64_t next_call_ ABSL_GUARDED_BY(mu_) = 1;
   absl::flat_hash_map<uint64_t, Answered> calls_ ABSL_GUARDED_BY(mu_);
@@ -306,11 +313,29 @@ void RemoteSession::ReleaseLaunch(cluster::LaunchId id, uint64_t place) {
   if (place != 0) proxy_->Skip({place});
 }
 
+void RemoteSession::SendSoon(proto::Command command) {
+  base::MutexLock lock(&mu_);
+  if (!ended_.ok()) return;
+  *batch_.add_commands() = std::move(command);
+  SendSoonLocked();
+}
+
 void RemoteSession::Flush() {
   base::MutexLock lock(&mu_);
   // Launches may have gone out already, with a command that did not wait.
   if (std::exchange(unflushed_, false)) batch_.add_commands()->set_flush(true);
-  if (batch_.commands_size() > 0) SendLocked();
+  if (batch_.commands_size() > 0) SendSoonLocked();
+}
+
+void RemoteSession::SendSoonLocked() {
+  if (batch_.commands_size() >= kMaxBatch) return SendLocked();
+  if (sends_when_idle_) return;
+  sends_when_idle_ = options_.streams->thread().WhenIdle([self = shared_from_this()] {
+    base::MutexLock lock(&self->mu_);
+    self->sends_when_idle_ = false;
+    if (self->batch_.commands_size() > 0) self->SendLocked();
+  });
+  if (!sends_when_idle_) SendLocked();
 }
 
 void RemoteSession::Call(proto::Command command, Answered answered, const base::HostBytes& bytes) {
@@ -435,20 +460,25 @@ void RemoteSession::CostAnalysis(cluster::ExecutableId executable,
   });
 }
 
+void RemoteSession::EndLaunch(cluster::LaunchId id, const absl::Status& status) {
+  LaunchDone done;
+  {
+    base::MutexLock lock(&mu_);
+    const auto it = launches_.find(id);
+    if (it == launches_.end()) return;
+    done = std::move(it->second.done);
+    launches_.erase(it);
+  }
+  if (done) done(status);
+}
+
 absl::Status RemoteSession::OnEvent(const grpc::ByteBuffer& message) {
   proto::Event event;
   HELMWAY_ASSIGN_OR_RETURN(const FrameReader frame, FrameReader::Open(message, &event));
   const absl::Status status = event.has_status() ? cluster::FromProto(event.status()) : absl::OkStatus();
-  if (event.event_case() == proto::Event::kLaunchDone) {
-    LaunchDone done;
-    {
-      base::MutexLock lock(&mu_);
-      const auto it = launches_.find(event.launch_done());
-      if (it == launches_.end()) return absl::OkStatus();
-      done = std::move(it->second.done);
-      launches_.erase(it);
-    }
-    if (done) done(status);
+  for (const int64_t launch : event.launches_done()) EndLaunch(launch, absl::OkStatus());
+  if (event.event_case() == proto::Event::kLaunchFailed) {
+    EndLaunch(event.launch_failed(), status);
     return absl::OkStatus();
   }
   if (event.has_callback()) return OnCallback(std::move(*event.mutable_callback()), frame);

@@ -16,6 +16,7 @@
 #include "helmway/base/status.h"
 #include "helmway/cluster/worker_info.h"
 #include "helmway/cluster/worker_messages.h"
+#include "helmway/net/flusher.h"
 #include "helmway/net/launch_order.h"
 #include "helmway/net/remote_callbacks.h"
 #include "helmway/net/shared_memory.h"
@@ -33,6 +34,9 @@ constexpr char kPeerMethod[] = "/helmway.cluster.WorkerService/Peer";
 // Commands of a session whose launch waits for its turn. Bytes of arrays are not among them, but for small
 // ones.
 constexpr int64_t kMaxUnreadBytes = 256 << 20;
+
+// How late the proxy may learn that launches have ended well.
+constexpr absl::Duration kPatience = absl::Milliseconds(5);
 
 // What both streams of a session share.
 struct ServedSession {
@@ -87,6 +91,8 @@ class ServedSessions {
                  << " on this host come over the network's stream: " << status;
   }
 
+  std::weak_ptr<Flusher> flusher() const { return flusher_; }
+
   void Forget(uint64_t id) {
     base::MutexLock lock(&mu_);
     sessions_.erase(id);
@@ -107,6 +113,7 @@ class ServedSessions {
   }
 
  private:
+  const std::shared_ptr<Flusher> flusher_ = std::make_shared<Flusher>(kPatience);
   WorkerServiceOptions options_;  // written before worker_
   std::atomic<cluster::WorkerLink*> worker_{nullptr};
   std::atomic<bool> no_shared_memory_{false};
@@ -114,6 +121,70 @@ class ServedSessions {
   absl::flat_hash_map<uint64_t, std::shared_ptr<LaunchOrder>> orders_;
   base::Mutex mu_;
   absl::flat_hash_map<uint64_t, std::shared_ptr<ServedSession>> sessions_ ABSL_GUARDED_BY(mu_);
+};
+
+// What a session tells its proxy. Any thread.
+class EventSender final : public Flusher::Sender, public std::enable_shared_from_this<EventSender> {
+ public:
+  EventSender(std::shared_ptr<MessageStream> stream, std::weak_ptr<Flusher> flusher)
+      : stream_(std::move(stream)), flusher_(std::move(flusher)) {}
+
+  // `bytes` follow the event.
+  void Send(proto::Event& event, const absl::Status& status, const base::HostBytes& bytes = {}) {
+    if (!status.ok()) *event.mutable_status() = cluster::ToProto(status);
+    {
+      base::MutexLock lock(&mu_);
+      event.mutable_launches_done()->Swap(&launches_done_);
+      launches_done_.Clear();
+    }
+    stream_->Send(MakeFrame(event, bytes));
+  }
+
+  // Most who wait for a launch wait for what it makes; so its end, if it is not `awaited`, may be told with
+  // the next event, or those of others.
+  void LaunchOver(cluster::LaunchId id, const absl::Status& status, bool awaited) {
+    if (!status.ok()) {
+      proto::Event event;
+      event.set_launch_failed(id);
+      return Send(event, status);
+    }
+    bool now, schedule;
+    {
+      base::MutexLock lock(&mu_);
+      launches_done_.Add(id);
+      now = awaited || launches_done_.size() >= kMaxLaunchesDone;
+      schedule = !now && !std::exchange(due_, true);
+    }
+    if (now) return SendLaunchesDone();
+    if (!schedule) return;
+    if (const std::shared_ptr<Flusher> flusher = flusher_.lock()) flusher->Add(shared_from_this());
+  }
+
+  void Flush() override {
+    {
+      base::MutexLock lock(&mu_);
+      due_ = false;
+    }
+    SendLaunchesDone();
+  }
+
+ private:
+  static constexpr int kMaxLaunchesDone = 32;
+
+  void SendLaunchesDone() {
+    proto::Event event;
+    {
+      base::MutexLock lock(&mu_);
+      if (launches_done_.empty()) return;
+    }
+    Send(event, absl::OkStatus());
+  }
+
+  const std::shared_ptr<MessageStream> stream_;
+  const std::weak_ptr<Flusher> flusher_;  // gone: the worker ends
+  base::Mutex mu_;
+  google::protobuf::RepeatedField<int64_t> launches_done_ ABSL_GUARDED_BY(mu_);
+  bool due_ ABSL_GUARDED_BY(mu_) = false;  // with the flusher
 };
 
 class BulkReceiver final : public MessageReceiver {
@@ -268,7 +339,9 @@ class PeerReceiver final : public MessageReceiver {
 class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waiter {
  public:
   CommandReceiver(std::shared_ptr<ServedSessions> sessions, std::shared_ptr<MessageStream> stream)
-      : sessions_(std::move(sessions)), stream_(std::move(stream)) {}
+      : sessions_(std::move(sessions)),
+        stream_(std::move(stream)),
+        events_(std::make_shared<EventSender>(stream_, sessions_->flusher())) {}
 
   void OnMessage(grpc::ByteBuffer& message) override {
     if (refused_) return;
@@ -371,16 +444,16 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
     order_ = is_proxy_ ? sessions_->MakeOrder(proxy) : sessions_->FindOrder(proxy);
     session->link = worker_->OpenSession(id_, forwarder_);
     session->link->WhenPeerLost(
-        [stream = stream_](const cluster::PeerAddress& peer, const absl::Status& status) {
+        [events = events_](const cluster::PeerAddress& peer, const absl::Status& status) {
           proto::Event lost;
           lost.mutable_peer_lost()->set_address(peer.address);
           lost.mutable_peer_lost()->set_incarnation(peer.incarnation);
-          Answer(*stream, lost, status);
+          events->Send(lost, status);
         });
-    session->link->WhenPythonSays([stream = stream_](const std::string& text) {
+    session->link->WhenPythonSays([events = events_](const std::string& text) {
       proto::Event says;
       says.set_python_says(text);
-      Answer(*stream, says, absl::OkStatus());
+      events->Send(says, absl::OkStatus());
     });
     session_ = std::move(session);
     proto::Event event;
@@ -388,19 +461,13 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
     *event.mutable_hello()->mutable_info() = cluster::WorkerInfoToProto(worker_->info());
     event.mutable_hello()->set_peer_address(sessions_->options().peer_address);
     event.mutable_hello()->set_incarnation(sessions_->options().incarnation);
-    stream_->Send(MakeFrame(event));
+    events_->Send(event, absl::OkStatus());
     return absl::OkStatus();
   }
 
   absl::Status Bytes(int64_t size, uint64_t transfer, const FrameReader* frame, Transfers::Receive receive) {
     return ReceiveBytes("a command", size, transfer, frame, session_->transfers, *memory_,
                         std::move(receive));
-  }
-
-  static void Answer(MessageStream& stream, proto::Event& event, const absl::Status& status,
-                     const base::HostBytes& bytes = {}) {
-    if (!status.ok()) *event.mutable_status() = cluster::ToProto(status);
-    stream.Send(MakeFrame(event, bytes));
   }
 
   absl::Status Do(proto::Command& command, const FrameReader* frame) {
@@ -426,10 +493,9 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         return absl::OkStatus();
       case proto::Command::kExecute: {
         cluster::Launch launch = cluster::FromProto(command.execute());
-        launch.on_done = [stream = stream_, id = launch.id](const absl::Status& status) {
-          proto::Event event;
-          event.set_launch_done(id);
-          Answer(*stream, event, status);
+        launch.on_done = [events = events_, id = launch.id,
+                          awaited = launch.end_is_awaited](const absl::Status& status) {
+          events->LaunchOver(id, status, awaited);
         };
         link.Execute(std::move(launch));
         return absl::OkStatus();
@@ -482,15 +548,14 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
           format.byte_strides.emplace(strides.begin(), strides.end());
         }
         link.Read(command.read().buffer(), std::move(format),
-                  [stream = stream_, session = session_, call](absl::StatusOr<base::HostBytes> bytes) {
+                  [events = events_, session = session_, call](absl::StatusOr<base::HostBytes> bytes) {
                     proto::Event event;
                     event.set_call(call);
-                    if (!bytes.ok()) return Answer(*stream, event, bytes.status());
+                    if (!bytes.ok()) return events->Send(event, bytes.status());
                     event.mutable_read()->set_size(bytes->size);
-                    if (bytes->size <= kMaxInlineBytes)
-                      return Answer(*stream, event, absl::OkStatus(), *bytes);
+                    if (bytes->size <= kMaxInlineBytes) return events->Send(event, absl::OkStatus(), *bytes);
                     event.mutable_read()->set_transfer(session->transfers.Send(*std::move(bytes)));
-                    Answer(*stream, event, absl::OkStatus());
+                    events->Send(event, absl::OkStatus());
                   });
         return absl::OkStatus();
       }
@@ -498,10 +563,10 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         std::vector<cluster::BufferNames> buffers;
         for (const proto::Names& names : command.await().buffers())
           buffers.push_back(cluster::FromProto(names));
-        link.Await(buffers, [stream = stream_, call](const absl::Status& status) {
+        link.Await(buffers, [events = events_, call](const absl::Status& status) {
           proto::Event event;
           event.set_call(call);
-          Answer(*stream, event, status);
+          events->Send(event, status);
         });
         return absl::OkStatus();
       }
@@ -514,11 +579,11 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         program.only_to_see = compile.only_to_see();
         if (compile.has_python()) program.python = cluster::FromProto(compile.python());
         program.devices.assign(compile.devices().begin(), compile.devices().end());
-        auto done = [stream = stream_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
+        auto done = [events = events_, call](absl::StatusOr<cluster::CompiledProgram> compiled) {
           proto::Event event;
           event.set_call(call);
           if (compiled.ok()) *event.mutable_program() = cluster::ToProto(*compiled);
-          Answer(*stream, event, compiled.status());
+          events->Send(event, compiled.status());
         };
         return Bytes(compile.size(), compile.transfer(), frame,
                      [link = session_->link, program = std::move(program),
@@ -532,10 +597,10 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
       case proto::Command::kLoad: {
         const proto::Load& load = command.load();
         cluster::LoadProgram program = cluster::FromProto(load);
-        auto done = [stream = stream_, call](const absl::Status& status) {
+        auto done = [events = events_, call](const absl::Status& status) {
           proto::Event event;
           event.set_call(call);
-          Answer(*stream, event, status);
+          events->Send(event, status);
         };
         return Bytes(load.size(), load.transfer(), frame,
                      [link = session_->link, program = std::move(program),
@@ -563,7 +628,7 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         return absl::OkStatus();
       case proto::Command::kCostAnalysis:
         link.CostAnalysis(command.cost_analysis(),
-                          [stream = stream_, call](absl::StatusOr<cluster::CostProperties> costs) {
+                          [events = events_, call](absl::StatusOr<cluster::CostProperties> costs) {
                             proto::Event event;
                             event.set_call(call);
                             if (costs.ok()) {
@@ -571,17 +636,17 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
                               for (const auto& [name, value] : *costs)
                                 properties[name] = cluster::ToProto(value);
                             }
-                            Answer(*stream, event, costs.status());
+                            events->Send(event, costs.status());
                           });
         return absl::OkStatus();
       case proto::Command::kDefaultLayout: {
         const proto::DefaultLayout& wanted = command.default_layout();
         worker_->DefaultLayout(wanted.element_type(), {wanted.dims().begin(), wanted.dims().end()},
-                               [stream = stream_, call](const absl::StatusOr<std::string>& layout) {
+                               [events = events_, call](const absl::StatusOr<std::string>& layout) {
                                  proto::Event event;
                                  event.set_call(call);
                                  if (layout.ok()) event.set_layout(*layout);
-                                 Answer(*stream, event, layout.status());
+                                 events->Send(event, layout.status());
                                });
         return absl::OkStatus();
       }
@@ -598,6 +663,7 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
 
   const std::shared_ptr<ServedSessions> sessions_;
   std::shared_ptr<MessageStream> stream_;
+  const std::shared_ptr<EventSender> events_;
   // Since Hello:
   cluster::WorkerLink* worker_ = nullptr;
   std::shared_ptr<base::HostMemoryPool> memory_;

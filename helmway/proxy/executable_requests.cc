@@ -280,6 +280,7 @@ absl::Status Session::HandleLoadedExecutableExecute(const LoadedExecutableExecut
                                 std::move(reply.response)};
     proxy_->WatchSessions(proxy_->options().callback_patience);
   }
+  launch.end_is_awaited = executable->callbacks != nullptr;
   launch.on_done = [self = shared_from_this(), run, user_context = user_context_,
                     callbacks = executable->callbacks, launch = launch.id](const absl::Status& status) {
     if (run) run->Finish(status);
