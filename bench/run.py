@@ -548,6 +548,9 @@ def compiling(bench):
     # Every sample has a process of its own. The unrecorded first turns fill the caches.
     sides = {"local JAX, cold": lambda: sample(program, local_environment()),
              "local JAX, its cache directory": lambda: sample(program, local_environment() | jax_cache)}
+    if program == "tiny":  # a program of the kind that the null server knows
+      null = bench.keep(processes.null_server())
+      sides["client's floor (null server)"] = lambda: sample(program, client_environment(null))
     if bench.with_helmway:
       warm = processes.helmway(1)
       bench.keep(warm)

@@ -3,11 +3,15 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "helmway/base/mutex.h"
 
 namespace helmway::net {
 
@@ -16,7 +20,9 @@ namespace helmway::net {
 // others, and hands them on to the thread that they are for, which costs more than the events. (So do gRPC's
 // callback API and its own health service, which have such threads.)
 //
-// What it calls must not block, nor wait for anything that another call brings.
+// What it calls must not block, nor wait for anything that another call brings. While it is busy with one
+// call for long all the same, another thread keeps the connections alive, so that peers do not take this
+// process for lost; what they bring waits.
 class CompletionThread {
  public:
   CompletionThread();
@@ -36,6 +42,7 @@ class CompletionThread {
  private:
   void Run();
   void RunIdleTasks();
+  void StandIn();
 
   friend class GrpcServer;
   // gRPC makes the queues of a server with its builder. Null once the server has taken it: there is one.
@@ -44,7 +51,13 @@ class CompletionThread {
   // Of the thread.
   std::vector<absl::AnyInvocable<void()>> idle_tasks_;
   int calls_since_idle_ = 0;
+  // Odd while the thread is busy, and another number each time.
+  std::atomic<uint64_t> turn_{0};
   std::thread thread_;
+
+  base::Mutex mu_;
+  bool ends_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread stand_in_;
 };
 
 }  // namespace helmway::net

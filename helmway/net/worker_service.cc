@@ -493,10 +493,8 @@ class CommandReceiver final : public MessageReceiver, private LaunchOrder::Waite
         return absl::OkStatus();
       case proto::Command::kExecute: {
         cluster::Launch launch = cluster::FromProto(command.execute());
-        launch.on_done = [events = events_, id = launch.id,
-                          awaited = launch.end_is_awaited](const absl::Status& status) {
-          events->LaunchOver(id, status, awaited);
-        };
+        launch.on_done = [events = events_, id = launch.id, awaited = launch.end_is_awaited](
+                             const absl::Status& status) { events->LaunchOver(id, status, awaited); };
         link.Execute(std::move(launch));
         return absl::OkStatus();
       }
