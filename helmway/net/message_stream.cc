@@ -375,7 +375,8 @@ std::unique_ptr<MessageStreamService> MessageStreamService::Create(std::vector<M
 }
 
 struct MessageStreamClient::State {
-  CompletionThread* thread;
+  explicit State(CompletionThread* on) : thread(on) {}
+  CompletionThread* const thread;
   LiveEnds live;
 };
 
