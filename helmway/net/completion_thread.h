@@ -17,8 +17,9 @@ namespace helmway::net {
 
 // The thread of a process that takes from gRPC what its calls bring, those of its server and those to other
 // processes. One for all: each thread that waits in gRPC takes the events of all connections in turn with the
-// others, and hands them on to the thread that they are for, which costs more than the events. (So do gRPC's
-// callback API and its own health service, which have such threads.)
+// others, and hands them on to the thread that they are for, which costs more than the events (measured: a
+// third of the rate of arrays of some MiB, a quarter of the CPU time of short runs). So do gRPC's callback
+// API and its own health service, which have such threads.
 //
 // What it calls must not block, nor wait for anything that another call brings. While it is busy with one
 // call for long all the same, another thread keeps the connections alive, so that peers do not take this

@@ -155,7 +155,10 @@ class EventSender final : public Flusher::Sender, public std::enable_shared_from
       now = awaited || launches_done_.size() >= kMaxLaunchesDone;
       schedule = !now && !std::exchange(due_, true);
     }
-    if (now) return SendLaunchesDone();
+    if (now) {
+      proto::Event event;
+      return Send(event, absl::OkStatus());
+    }
     if (!schedule) return;
     if (const std::shared_ptr<Flusher> flusher = flusher_.lock()) flusher->Add(shared_from_this());
   }
@@ -164,21 +167,14 @@ class EventSender final : public Flusher::Sender, public std::enable_shared_from
     {
       base::MutexLock lock(&mu_);
       due_ = false;
+      if (launches_done_.empty()) return;
     }
-    SendLaunchesDone();
+    proto::Event event;
+    Send(event, absl::OkStatus());
   }
 
  private:
   static constexpr int kMaxLaunchesDone = 32;
-
-  void SendLaunchesDone() {
-    proto::Event event;
-    {
-      base::MutexLock lock(&mu_);
-      if (launches_done_.empty()) return;
-    }
-    Send(event, absl::OkStatus());
-  }
 
   const std::shared_ptr<MessageStream> stream_;
   const std::weak_ptr<Flusher> flusher_;  // gone: the worker ends

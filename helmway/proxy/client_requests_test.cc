@@ -183,6 +183,15 @@ TEST_F(ClientRequestsTest, DefaultLayoutIsTheWorkers) {
   EXPECT_EQ(client().Status(DefaultLayout(kF32, {2})), worker_.default_layout.status());
 }
 
+TEST_F(ClientRequestsTest, NobodyWaitsForAWorkerThatIsAskedForALayout) {
+  worker_.holds_default_layout = true;
+  const uint64_t asked = client().Send(DefaultLayout(kF32, {2, 3}));
+  EXPECT_THAT(client().Status(Assignment(1, 1)), IsOk());
+  EXPECT_FALSE(client().Answered(asked));
+  worker_.AnswerDefaultLayout();
+  EXPECT_THAT(client().AnswerTo(asked).status, IsOk());
+}
+
 TEST_F(ClientRequestsTest, DefaultLayoutOfWhatCannotBe) {
   EXPECT_THAT(client().Status(DefaultLayout(kF32, {2}, 9)), FailsWith(kInvalid, "no device 9"));
   EXPECT_THAT(client().Status(DefaultLayout(kF32, {2, -1})), FailsWith(kInvalid, "-1"));

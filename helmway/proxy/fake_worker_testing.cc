@@ -579,7 +579,8 @@ std::shared_ptr<cluster::SessionLink> FakeWorker::OpenSession(
 void FakeWorker::DefaultLayout(cluster::ElementType type, const std::vector<int64_t>& dims,
                                absl::AnyInvocable<void(absl::StatusOr<std::string>)> done) {
   default_layout_asked = {type, dims};
-  done(default_layout);
+  default_layout_done_ = std::move(done);
+  if (!holds_default_layout) AnswerDefaultLayout();
 }
 
 absl::StatusOr<std::vector<cluster::DeviceId>> FakeWorker::DefaultDeviceAssignment(int replicas,

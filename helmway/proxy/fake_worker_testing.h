@@ -178,6 +178,9 @@ class FakeWorker final : public cluster::WorkerLink {
   // What DefaultLayout answers, and what it was last asked.
   absl::StatusOr<std::string> default_layout = std::string("{}");
   std::pair<cluster::ElementType, std::vector<int64_t>> default_layout_asked;
+  // Whether it waits with the answer until AnswerDefaultLayout.
+  bool holds_default_layout = false;
+  void AnswerDefaultLayout() { std::exchange(default_layout_done_, nullptr)(default_layout); }
   // What DefaultDeviceAssignment answers; by default the devices in order.
   absl::Status default_assignment_error;
 
@@ -194,6 +197,7 @@ class FakeWorker final : public cluster::WorkerLink {
 
  private:
   cluster::WorkerInfo info_;
+  absl::AnyInvocable<void(absl::StatusOr<std::string>)> default_layout_done_;
   const std::shared_ptr<BrokenPromises> broken_ = std::make_shared<BrokenPromises>();
   mutable base::Mutex mu_;
   std::vector<std::shared_ptr<FakeSessionLink>> links_ ABSL_GUARDED_BY(mu_);
