@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 
 #include <array>
@@ -73,6 +74,26 @@ std::string HostOfPeer(absl::string_view grpc_peer) {
   const Address mapped = Mapped(in_addr{});
   if (std::memcmp(address->data(), mapped.data(), 12) != 0) return absl::StrCat("[", text, "]");
   return absl::StrCat((*address)[12], ".", (*address)[13], ".", (*address)[14], ".", (*address)[15]);
+}
+
+socklen_t SocketAddressOfPeer(absl::string_view grpc_peer, uint16_t port, sockaddr_storage* address) {
+  const std::string text = AddressText(grpc_peer);
+  *address = {};
+  auto* v4 = reinterpret_cast<sockaddr_in*>(address);
+  if (inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(port);
+    return sizeof(*v4);
+  }
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(address);
+  const size_t zone = text.find('%');
+  if (inet_pton(AF_INET6, text.substr(0, zone).c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(port);
+    if (zone != std::string::npos) v6->sin6_scope_id = if_nametoindex(text.c_str() + zone + 1);
+    return sizeof(*v6);
+  }
+  return 0;
 }
 
 bool IsLoopbackHost(absl::string_view host) {

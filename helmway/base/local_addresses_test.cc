@@ -1,6 +1,10 @@
 #include "helmway/base/local_addresses.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <string>
 
 namespace helmway::base {
 namespace {
@@ -29,6 +33,27 @@ TEST(HostOfPeer, IsWrittenAsBeforeAPort) {
   EXPECT_EQ(HostOfPeer("unix:/tmp/socket"), "localhost");
   for (const char* peer : {"", "ipv4:", "ipv4:nonsense:1", "127.0.0.1:80", "ipv4:127.0.0.1"}) {
     EXPECT_EQ(HostOfPeer(peer), "") << peer;
+  }
+}
+
+TEST(SocketAddressOfPeer, IsAnotherPortOfTheSameHost) {
+  sockaddr_storage address;
+  char text[INET6_ADDRSTRLEN];
+  ASSERT_EQ(SocketAddressOfPeer("ipv4:10.0.0.1:4711", 80, &address), sizeof(sockaddr_in));
+  const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
+  EXPECT_EQ(v4->sin_family, AF_INET);
+  EXPECT_EQ(ntohs(v4->sin_port), 80);
+  EXPECT_EQ(std::string(inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text))), "10.0.0.1");
+  for (const char* peer :
+       {"ipv6:[2001:db8::1]:4711", "ipv6:%5B2001:db8::1%5D:4711", "ipv6:[2001:db8::1%lo]:1"}) {
+    ASSERT_EQ(SocketAddressOfPeer(peer, 80, &address), sizeof(sockaddr_in6)) << peer;
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
+    EXPECT_EQ(v6->sin6_family, AF_INET6);
+    EXPECT_EQ(ntohs(v6->sin6_port), 80);
+    EXPECT_EQ(std::string(inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text))), "2001:db8::1");
+  }
+  for (const char* peer : {"", "unix:/tmp/socket", "ipv4:nonsense:1", "10.0.0.1:80"}) {
+    EXPECT_EQ(SocketAddressOfPeer(peer, 80, &address), 0U) << peer;
   }
 }
 

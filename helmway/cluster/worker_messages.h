@@ -22,7 +22,8 @@ namespace helmway::cluster {
 //   5  2026-11-30  workers on one host share memory
 //   6  2026-11-30  programs are loaded with their outline, and say whether they call Python
 //   7  2026-11-30  Python functions of the client on the workers' hosts
-inline constexpr uint32_t kWorkerProtocol = 7;
+//   8  2026-11-30  messages of a stream take a connection of their own
+inline constexpr uint32_t kWorkerProtocol = 8;
 
 // Code, text and payloads. OK is an absent message.
 proto::StatusProto ToProto(const absl::Status& status);

@@ -49,7 +49,7 @@ CompletionThread::~CompletionThread() {
 }
 
 bool CompletionThread::WhenIdle(absl::AnyInvocable<void()> task) {
-  if (std::this_thread::get_id() != thread_.get_id()) return false;
+  if (std::this_thread::get_id() != thread_.get_id()) return sockets_.WhenIdle(task);
   idle_tasks_.push_back(std::move(task));
   return true;
 }

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "helmway/base/mutex.h"
+#include "helmway/net/socket_thread.h"
 
 namespace helmway::net {
 
@@ -35,9 +36,13 @@ class CompletionThread {
   // What comes back on it is a Tag (cluster/completion_tag.h).
   grpc::ServerCompletionQueue* queue() const { return queue_.get(); }
 
-  // Called on this thread: runs `task` on it, once, before it waits for more, and after a few dozen calls at
-  // the latest. So what these have to say to others goes together. False on other threads, and nothing is
-  // done.
+  // The thread of what the process's streams between roles bring, which have connections of their own beside
+  // their calls.
+  SocketThread& sockets() { return sockets_; }
+
+  // Called on this thread, or that of the sockets: runs `task` on it, once, before it waits for more, and
+  // after a few dozen calls at the latest. So what these have to say to others goes together. False on other
+  // threads, and nothing is done.
   bool WhenIdle(absl::AnyInvocable<void()> task);
 
  private:
@@ -46,6 +51,7 @@ class CompletionThread {
   void StandIn();
 
   friend class GrpcServer;
+  SocketThread sockets_;
   // gRPC makes the queues of a server with its builder. Null once the server has taken it: there is one.
   std::unique_ptr<grpc::ServerBuilder> builder_;
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;

@@ -18,6 +18,11 @@ namespace helmway::net {
 
 // One end of a stream of messages in both directions between two roles: a gRPC call of our own protocol
 // (helmway/cluster), whose messages are bytes here.
+//
+// The call begins and ends the stream and tells whether the peer lives. Its messages take a connection of
+// their own (socket_thread.h), where one costs a fraction of one in the call: the accepting end invites the
+// other to one in the call's initial metadata. Where that connection can't be had, say because a port is
+// closed to the peer, they go through the call.
 
 // The sending half. Any thread.
 class MessageStream {
@@ -59,7 +64,9 @@ class MessageStreamService : public PolledService {
   // A service for all methods that no other service of the server has; streams of other methods are refused
   // with UNIMPLEMENTED. Streams that end because the server does end with CANCELLED here, those whose peer
   // has gone with UNAVAILABLE.
-  static std::unique_ptr<MessageStreamService> Create(std::vector<Method> methods);
+  //
+  // `invites`: peers may send messages over sockets; else all goes through gRPC.
+  static std::unique_ptr<MessageStreamService> Create(std::vector<Method> methods, bool invites = true);
 };
 
 // Opens streams to peers. Streams may outlive it: they end with CANCELLED.

@@ -1,6 +1,7 @@
 #include "helmway/net/message_stream.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -83,11 +84,13 @@ class Receiver final : public MessageReceiver {
   absl::Status status_ ABSL_GUARDED_BY(mu_);
 };
 
-class MessageStreamTest : public ::testing::Test {
+// Over sockets (true), and through the calls.
+class MessageStreamTest : public ::testing::TestWithParam<bool> {
  protected:
   MessageStreamTest() {
     service_ = MessageStreamService::Create(
-        {{"/test/Echo", [this](std::shared_ptr<MessageStream> stream, const std::string& peer) {
+        {{"/test/Echo",
+          [this](std::shared_ptr<MessageStream> stream, const std::string& peer) {
             EXPECT_THAT(peer, HasSubstr("127.0.0.1"));
             auto receiver = std::make_shared<Receiver>(true);
             receiver->SetStream(std::move(stream));
@@ -95,7 +98,8 @@ class MessageStreamTest : public ::testing::Test {
             accepted_.push_back(receiver);
             peers_.insert(peer);
             return receiver;
-          }}});
+          }}},
+        GetParam());
     auto server = GrpcServer::Start("127.0.0.1:0", {}, {service_.get()}, &calls_);
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -124,7 +128,7 @@ class MessageStreamTest : public ::testing::Test {
   std::shared_ptr<Receiver> receiver_ = std::make_shared<Receiver>();
 };
 
-TEST_F(MessageStreamTest, MessagesGoBothWaysInOrderAndTheEndIsSeenByBoth) {
+TEST_P(MessageStreamTest, MessagesGoBothWaysInOrderAndTheEndIsSeenByBoth) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   constexpr int kCount = 1000;
   for (int i = 0; i < kCount; ++i) EXPECT_TRUE(stream->Send(Message(absl::StrCat(i))));
@@ -137,7 +141,7 @@ TEST_F(MessageStreamTest, MessagesGoBothWaysInOrderAndTheEndIsSeenByBoth) {
   EXPECT_FALSE(stream->Send(Message("late")));
 }
 
-TEST_F(MessageStreamTest, WhatIsQueuedGoesOutBeforeTheEnd) {
+TEST_P(MessageStreamTest, WhatIsQueuedGoesOutBeforeTheEnd) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   const std::string large(8 << 20, 'x');
   for (int i = 0; i < 8; ++i) stream->Send(Message(large));
@@ -147,7 +151,7 @@ TEST_F(MessageStreamTest, WhatIsQueuedGoesOutBeforeTheEnd) {
   EXPECT_EQ(stream->queued_bytes(), 0);
 }
 
-TEST_F(MessageStreamTest, TheAcceptingEndGivesAStatus) {
+TEST_P(MessageStreamTest, TheAcceptingEndGivesAStatus) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   stream->Send(Message("a"));
   receiver_->WaitForMessages(1);
@@ -158,7 +162,7 @@ TEST_F(MessageStreamTest, TheAcceptingEndGivesAStatus) {
   EXPECT_EQ(Accepted()->WaitForEnd().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(MessageStreamTest, ACancelledStreamEndsAtBothEnds) {
+TEST_P(MessageStreamTest, ACancelledStreamEndsAtBothEnds) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   stream->Send(Message("a"));
   receiver_->WaitForMessages(1);
@@ -168,14 +172,14 @@ TEST_F(MessageStreamTest, ACancelledStreamEndsAtBothEnds) {
   EXPECT_FALSE(stream->Send(Message("late")));
 }
 
-TEST_F(MessageStreamTest, UnknownMethodsAreRefused) {
+TEST_P(MessageStreamTest, UnknownMethodsAreRefused) {
   client_.Open(channel_, "/test/Nothing", receiver_);
   const absl::Status status = receiver_->WaitForEnd();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/test/Nothing"));
 }
 
-TEST_F(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
+TEST_P(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
   auto stream = client_.Open(channel_, "/test/Echo", receiver_);
   stream->Send(Message("a"));
   receiver_->WaitForMessages(1);
@@ -189,7 +193,7 @@ TEST_F(MessageStreamTest, AServerThatGoesAwayOrIsNotThere) {
 }
 
 // Else a new one fails for a second because an old one did, or ends with it.
-TEST_F(MessageStreamTest, ChannelsToOneAddressShareNoConnection) {
+TEST_P(MessageStreamTest, ChannelsToOneAddressShareNoConnection) {
   std::vector<std::shared_ptr<MessageStream>> streams;
   for (int i = 0; i < 3; ++i) {
     auto receiver = std::make_shared<Receiver>();
@@ -206,7 +210,7 @@ TEST_F(MessageStreamTest, ChannelsToOneAddressShareNoConnection) {
 }
 
 // As the kernel of a process that is stopped takes connections for it. gRPC would wait for 20 seconds.
-TEST_F(MessageStreamTest, APeerThatOnlyTakesConnectionsIsGivenUp) {
+TEST_P(MessageStreamTest, APeerThatOnlyTakesConnectionsIsGivenUp) {
   const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
   ASSERT_GE(listener, 0);
   sockaddr_in address{};
@@ -225,7 +229,7 @@ TEST_F(MessageStreamTest, APeerThatOnlyTakesConnectionsIsGivenUp) {
   ::close(listener);
 }
 
-TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
+TEST_P(MessageStreamTest, TheClientsEndEndsItsStreams) {
   std::shared_ptr<MessageStream> stream;
   {
     MessageStreamClient client(&calls_);
@@ -236,6 +240,83 @@ TEST_F(MessageStreamTest, TheClientsEndEndsItsStreams) {
   EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kCancelled);
   stream->Close(absl::OkStatus());
   stream->Cancel();
+}
+
+TEST_P(MessageStreamTest, TheAcceptingEndMaySpeakFirst) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  EXPECT_TRUE(Accepted()->stream()->Send(Message("first")));
+  EXPECT_THAT(receiver_->WaitForMessages(1), ElementsAre("first"));
+  Accepted()->stream()->Close(absl::AbortedError("and last"));
+  EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kAborted);
+}
+
+// What the accepting end has sent before its end arrives, whichever way is the faster.
+TEST_P(MessageStreamTest, WhatTheAcceptingEndHasQueuedComesBeforeItsEnd) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  const auto back = Accepted()->stream();
+  const std::string large(8 << 20, 'x');
+  for (int i = 0; i < 4; ++i) back->Send(Message(large));
+  back->Close(absl::DataLossError("and no more"));
+  // Nobody reads these.
+  for (int i = 0; i < 4; ++i) stream->Send(Message(large));
+  EXPECT_EQ(receiver_->WaitForEnd().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(receiver_->WaitForMessages(4).size(), 4U);
+  EXPECT_EQ(Accepted()->WaitForEnd().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_P(MessageStreamTest, EmptyMessagesAreMessages) {
+  auto stream = client_.Open(channel_, "/test/Echo", receiver_);
+  for (const char* text : {"", "a", "", ""}) stream->Send(Message(text));
+  EXPECT_THAT(receiver_->WaitForMessages(4), ElementsAre("", "a", "", ""));
+  stream->Close(absl::OkStatus());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, MessageStreamTest, ::testing::Bool(),
+                         [](const auto& way) { return way.param ? "Sockets" : "Calls"; });
+
+// Invites every peer to a port where nobody listens, and echoes what comes in the call.
+class ClosedPort final : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override {
+    context->AddInitialMetadata("helmway-socket", "tcp:1:00000000000000000000000000000000");
+    return new Echo();
+  }
+
+ private:
+  class Echo final : public grpc::ServerGenericBidiReactor {
+   public:
+    Echo() {
+      StartSendInitialMetadata();
+      StartRead(&message_);
+    }
+    void OnReadDone(bool ok) override { ok ? StartWrite(&message_) : Finish(grpc::Status::OK); }
+    void OnWriteDone(bool ok) override { ok ? StartRead(&message_) : Finish(grpc::Status::OK); }
+    void OnDone() override { delete this; }
+
+   private:
+    grpc::ByteBuffer message_;
+  };
+};
+
+TEST(MessageStream, MessagesGoThroughTheCallIfTheirConnectionCanNotBeMade) {
+  ClosedPort service;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterCallbackGenericService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  CompletionThread calls;
+  {
+    MessageStreamClient client(&calls);
+    auto receiver = std::make_shared<Receiver>();
+    auto stream = client.Open(OpenChannel(absl::StrCat("127.0.0.1:", port)), "/test/Echo", receiver);
+    stream->Send(Message("a"));
+    // An empty one comes first, and says that others follow.
+    EXPECT_THAT(receiver->WaitForMessages(2), ElementsAre("", "a"));
+    stream->Close(absl::OkStatus());
+    EXPECT_TRUE(receiver->WaitForEnd().ok());
+  }
+  server->Shutdown();
 }
 
 }  // namespace

@@ -1,0 +1,305 @@
+#include "helmway/net/socket_thread.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "helmway/base/mutex.h"
+
+namespace helmway::net {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::StartsWith;
+
+grpc::ByteBuffer Frame(const std::string& text) {
+  const grpc::Slice slice(text);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// Keeps what it is told. Releases its socket when nothing more comes.
+class User final : public SocketUser {
+ public:
+  void OnConnected(absl::StatusOr<std::shared_ptr<Socket>> socket) override {
+    base::MutexLock lock(&mu_);
+    connected_ = true;
+    status_ = socket.status();
+    if (socket.ok()) socket_ = *std::move(socket);
+  }
+  void OnFrame(grpc::ByteBuffer& frame) override {
+    grpc::Slice slice;
+    EXPECT_TRUE(frame.DumpToSingleSlice(&slice).ok());
+    base::MutexLock lock(&mu_);
+    frames_.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  void OnFlushed() override {
+    base::MutexLock lock(&mu_);
+    ++flushed_;
+  }
+  void OnPeerEnd() override { End("peer's end"); }
+  void OnLost(const absl::Status& status) override { End(std::string(status.message())); }
+  void OnReleased() override {
+    base::MutexLock lock(&mu_);
+    EXPECT_FALSE(released_);
+    released_ = true;
+  }
+
+  absl::StatusOr<std::shared_ptr<Socket>> WaitForSocket() {
+    Wait([this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return connected_; });
+    base::MutexLock lock(&mu_);
+    if (socket_ == nullptr) return status_;
+    return socket_;
+  }
+  std::vector<std::string> WaitForFrames(size_t count) {
+    Wait([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return frames_.size() >= count; });
+    base::MutexLock lock(&mu_);
+    return frames_;
+  }
+  // Writes a frame to the last byte.
+  void Write(Socket& socket, const std::string& text) {
+    int before;
+    {
+      base::MutexLock lock(&mu_);
+      before = flushed_;
+    }
+    const Socket::Written written = socket.Write(Frame(text));
+    EXPECT_NE(written, Socket::Written::kLost);
+    if (written != Socket::Written::kPending) return;
+    Wait([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return flushed_ > before; });
+  }
+  // How it ended.
+  std::string WaitForRelease() {
+    Wait([this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return released_; });
+    base::MutexLock lock(&mu_);
+    return end_;
+  }
+
+ private:
+  template <typename Condition>
+  void Wait(Condition condition) {
+    base::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&condition));
+  }
+  void End(std::string end) {
+    base::MutexLock lock(&mu_);
+    EXPECT_EQ(end_, "");
+    end_ = std::move(end);
+    socket_->Release();
+  }
+
+  base::Mutex mu_;
+  bool connected_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Socket> socket_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> frames_ ABSL_GUARDED_BY(mu_);
+  int flushed_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string end_ ABSL_GUARDED_BY(mu_);
+  bool released_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// gRPC's name of a peer that is not on this host, as far as anyone can tell: it gets TCP. It is asked at the
+// loopback interface.
+constexpr char kFarPeer[] = "ipv4:192.0.2.1:4711";
+constexpr char kNearPeer[] = "ipv4:127.0.0.1:4711";
+
+// Over TCP (true), and over a Unix socket.
+class SocketThreadTest : public ::testing::TestWithParam<bool> {
+ protected:
+  std::string Invite(const std::shared_ptr<User>& user) {
+    const absl::StatusOr<std::string> invitation = inviter_.Invite(GetParam() ? kFarPeer : kNearPeer, user);
+    EXPECT_TRUE(invitation.ok()) << invitation.status();
+    EXPECT_THAT(*invitation, StartsWith(GetParam() ? "tcp:" : "unix:"));
+    return *invitation;
+  }
+  std::shared_ptr<Socket> Connect(const std::string& invitation, const std::shared_ptr<User>& user) {
+    guest_.Connect(kNearPeer, invitation, absl::Seconds(60), user);
+    const auto socket = user->WaitForSocket();
+    EXPECT_TRUE(socket.ok()) << socket.status();
+    return *socket;
+  }
+  // A connection that speaks for itself.
+  int ConnectByHand(const std::string& invitation) {
+    const std::vector<std::string> parts = absl::StrSplit(invitation, ':');
+    const int fd = ::socket(GetParam() ? AF_INET : AF_UNIX, SOCK_STREAM, 0);
+    if (GetParam()) {
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(static_cast<uint16_t>(std::stoi(parts[1])));
+      EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    } else {
+      sockaddr_un address{};
+      address.sun_family = AF_UNIX;
+      std::memcpy(address.sun_path + 1, parts[1].data(), parts[1].size());
+      const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + parts[1].size());
+      EXPECT_EQ(::connect(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+    }
+    return fd;
+  }
+  int TakeUpByHand(const std::string& invitation) {
+    const int fd = ConnectByHand(invitation);
+    const std::string token = invitation.substr(invitation.rfind(':') + 1);
+    // It may come in pieces.
+    EXPECT_EQ(::send(fd, token.data(), 10, 0), 10);
+    EXPECT_EQ(::send(fd, token.data() + 10, token.size() - 10, 0), static_cast<ssize_t>(token.size()) - 10);
+    char welcome = 0;
+    EXPECT_EQ(::recv(fd, &welcome, 1, 0), 1);
+    return fd;
+  }
+  // True if the other end closes the connection, having said nothing.
+  static bool IsClosed(int fd) {
+    char one;
+    const ssize_t got = ::recv(fd, &one, 1, 0);
+    ::close(fd);
+    return got <= 0;
+  }
+
+  SocketThread inviter_;
+  SocketThread guest_;
+  std::shared_ptr<User> inviting_ = std::make_shared<User>();
+  std::shared_ptr<User> invited_ = std::make_shared<User>();
+};
+
+TEST_P(SocketThreadTest, FramesGoBothWaysInOrder) {
+  const auto there = Connect(Invite(inviting_), invited_);
+  const auto here = *inviting_->WaitForSocket();
+  std::vector<std::string> sent;
+  for (int i = 0; i < 300; ++i) {
+    sent.push_back(absl::StrCat(std::string(static_cast<size_t>(i), '.'), i));
+    invited_->Write(*there, sent.back());
+    inviting_->Write(*here, sent.back());
+  }
+  EXPECT_EQ(inviting_->WaitForFrames(300), sent);
+  EXPECT_EQ(invited_->WaitForFrames(300), sent);
+  there->EndWrites();
+  EXPECT_EQ(inviting_->WaitForRelease(), "peer's end");
+  EXPECT_EQ(invited_->WaitForRelease(), "peer's end");
+  EXPECT_EQ(there->Write(Frame("late")), Socket::Written::kLost);
+}
+
+TEST_P(SocketThreadTest, LargeFramesComeWholeAfterTheKernelHasTakenWhatItCould) {
+  const auto there = Connect(Invite(inviting_), invited_);
+  std::string large(50 << 20, '\0');
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * 2654435761U >> 24);
+  invited_->Write(*there, large);
+  invited_->Write(*there, "");
+  there->EndWrites();
+  EXPECT_EQ(inviting_->WaitForRelease(), "peer's end");
+  const auto frames = inviting_->WaitForFrames(2);
+  EXPECT_TRUE(frames[0] == large);
+  EXPECT_EQ(frames[1], "");
+  invited_->WaitForRelease();
+}
+
+// The kernel throws away what a peer has not read yet when a socket is closed and the peer sends more.
+TEST_P(SocketThreadTest, WhatIsWrittenArrivesAfterAReleaseInOrder) {
+  const int fd = TakeUpByHand(Invite(inviting_));
+  const auto here = *inviting_->WaitForSocket();
+  inviting_->Write(*here, "the last words");
+  here->ReleaseInOrder();
+  inviting_->WaitForRelease();
+  EXPECT_EQ(here->Write(Frame("late")), Socket::Written::kLost);
+  const std::string unread(100 << 10, 'x');
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(::send(fd, unread.data(), unread.size(), 0), static_cast<ssize_t>(unread.size()));
+  }
+  char text[64];
+  EXPECT_EQ(::recv(fd, text, sizeof(text), 0), 18);
+  EXPECT_EQ(std::string(text + 4, 14), "the last words");
+  EXPECT_TRUE(IsClosed(fd));
+}
+
+TEST_P(SocketThreadTest, AnInvitationIsGoodForOneConnection) {
+  const std::string invitation = Invite(inviting_);
+  Connect(invitation, invited_);
+  auto second = std::make_shared<User>();
+  guest_.Connect(kNearPeer, invitation, absl::Seconds(60), second);
+  EXPECT_EQ(second->WaitForSocket().status().code(), absl::StatusCode::kUnavailable);
+
+  auto third = std::make_shared<User>();
+  const std::string withdrawn = Invite(third);
+  inviter_.Withdraw(withdrawn);
+  EXPECT_EQ(third.use_count(), 1);
+  auto fourth = std::make_shared<User>();
+  guest_.Connect(kNearPeer, withdrawn, absl::Seconds(60), fourth);
+  EXPECT_EQ(fourth->WaitForSocket().status().code(), absl::StatusCode::kUnavailable);
+
+  (*inviting_->WaitForSocket())->Release();
+  inviting_->WaitForRelease();
+  EXPECT_EQ(invited_->WaitForRelease(), "peer's end");
+}
+
+TEST_P(SocketThreadTest, StrangersAreTurnedAwayAndDisturbNobody) {
+  const std::string invitation = Invite(inviting_);
+  const int wrong = ConnectByHand(invitation);
+  ASSERT_EQ(::send(wrong, std::string(32, '0').data(), 32, 0), 32);
+  EXPECT_TRUE(IsClosed(wrong));
+  // More of them than are heard, and none says anything: the first ones go.
+  std::vector<int> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(ConnectByHand(invitation));
+  EXPECT_TRUE(IsClosed(silent.front()));
+  const auto there = Connect(invitation, invited_);
+  ASSERT_EQ(there->Write(Frame("a")), Socket::Written::kAll);
+  EXPECT_THAT(inviting_->WaitForFrames(1), ElementsAre("a"));
+  for (size_t i = 1; i < silent.size(); ++i) ::close(silent[i]);
+  there->Release();
+  invited_->WaitForRelease();
+  inviting_->WaitForRelease();
+}
+
+TEST_P(SocketThreadTest, APeerThatBreaksTheRulesOrOffLosesTheConnection) {
+  for (const auto& [bytes, end] : std::vector<std::pair<std::string, std::string>>{
+           {std::string("\x05\0\0\0ab", 6), "the connection has ended within a message"},
+           {std::string("\x05\0", 2), "the connection has ended within a message"},
+           {std::string("\xff\xff\xff\xff", 4), "a frame of more than 2 GiB"}}) {
+    auto user = std::make_shared<User>();
+    const int fd = TakeUpByHand(Invite(user));
+    ASSERT_EQ(::send(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    ::shutdown(fd, SHUT_WR);
+    EXPECT_EQ(user->WaitForRelease(), end);
+    ::close(fd);
+  }
+}
+
+// A peer whose kernel takes the connection, and that says nothing.
+TEST_P(SocketThreadTest, APeerThatDoesNotAnswerIsGivenUp) {
+  if (!GetParam()) GTEST_SKIP() << "once is enough";
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  guest_.Connect(kNearPeer, absl::StrCat("tcp:", ntohs(address.sin_port), ":", std::string(32, '0')),
+                 absl::Milliseconds(50), invited_);
+  EXPECT_EQ(invited_->WaitForSocket().status().code(), absl::StatusCode::kDeadlineExceeded);
+  ::close(listener);
+}
+
+TEST_P(SocketThreadTest, InvitationsThatAreNoneAreErrors) {
+  for (const char* text :
+       {"", "tcp", "tcp:1", "tcp:70000:0", "tcp:x:0", "unix:nobody:0", "pigeon:1:0", ":::"}) {
+    auto user = std::make_shared<User>();
+    guest_.Connect(kNearPeer, text, absl::Seconds(60), user);
+    EXPECT_EQ(user->WaitForSocket().status().code(), absl::StatusCode::kUnavailable) << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, SocketThreadTest, ::testing::Bool(),
+                         [](const auto& way) { return way.param ? "Tcp" : "Unix"; });
+
+}  // namespace
+}  // namespace helmway::net
