@@ -14,6 +14,8 @@ trap 'rm -f "${log}"' EXIT
 helmway_ctest "C++ (ctest)" release "${log}"
 
 tested=0
+# What concerns the server alone is tested with the first version only.
+marks=()
 for jax in "${HELMWAY_JAX_VERSIONS[@]}"; do
   if ! python="$(helmway_python_for_jax "${jax}")"; then
     helmway_results+=("LEFT OUT jax ${jax}: needs one of Python ${HELMWAY_PYTHONS_FOR[${jax}]// /, }")
@@ -29,9 +31,11 @@ for jax in "${HELMWAY_JAX_VERSIONS[@]}"; do
   code=0
   HELMWAY_BINARY="${HELMWAY_BINARY_PATH}" HELMWAY_PJRT_PLUGIN="${HELMWAY_PLUGIN}" \
     HELMWAY_FAKE_GCS_SERVER="${HELMWAY_FAKE_GCS_SERVER}" \
-    "${venv}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" "$@" 2>&1 | tee "${log}" || code=$?
+    "${venv}/bin/python" -m pytest "${HELMWAY_ROOT}/tests" "${marks[@]}" "$@" 2>&1 | tee "${log}" || code=$?
+  ((code == 5 && tested)) && code=0 # none of the tests asked for is left
   helmway_record "jax ${jax}, $("${venv}/bin/python" --version) (pytest)" "${code}" "$(tail -n 1 "${log}" | tr -d =)"
   tested=$((tested + 1))
+  marks=(-m "not one_jax")
 done
 ((tested)) || helmway_failed=1
 

@@ -9,6 +9,8 @@ from raw_client import (
     device_id, message, on_device, split,
 )
 
+pytestmark = pytest.mark.one_jax
+
 ALREADY_EXISTS = 6
 
 ADD = """

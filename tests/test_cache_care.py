@@ -10,6 +10,8 @@ import pytest
 from conftest import Server, clean_environment
 from test_compile_cache import SMALL, entries, run
 
+pytestmark = pytest.mark.one_jax
+
 DAY_S = 86400
 OURS = {"action": {"type": "Delete"}, "condition": {"age": 30, "matchesPrefix": ["job/helmway-cache/"]}}
 

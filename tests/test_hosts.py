@@ -10,7 +10,10 @@ from role_processes import Cluster, Proxy, starting
 from test_shared_memory import NO_SHARED_MEMORY, NOT_MAPPED
 
 NO_HOSTS = network_hosts.why_not()
-pytestmark = pytest.mark.skipif(NO_HOSTS is not None, reason=f"no hosts of their own here: {NO_HOSTS}")
+pytestmark = [
+    pytest.mark.one_jax,
+    pytest.mark.skipif(NO_HOSTS is not None, reason=f"no hosts of their own here: {NO_HOSTS}"),
+]
 
 
 @pytest.fixture

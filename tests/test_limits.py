@@ -3,6 +3,8 @@
 import pytest
 from conftest import Server, run_python
 
+pytestmark = pytest.mark.one_jax
+
 MIB = 1 << 20
 
 

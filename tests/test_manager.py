@@ -13,6 +13,8 @@ import pytest
 from manager_client import Call, FakeWorker, Watcher, channel_to
 from role_processes import SERVING, Cluster, starting
 
+pytestmark = pytest.mark.one_jax
+
 LINES = [
     json.loads(line)
     for line in (pathlib.Path(__file__).parent.parent / "helmway/apps/testdata/argv.jsonl").read_text().splitlines()

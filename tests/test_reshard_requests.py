@@ -8,6 +8,8 @@ import pytest
 from conftest import DEVICES
 from raw_client import INVALID_ARGUMENT, NOT_FOUND, OK, UNIMPLEMENTED, Connection, device_id, message, on_device, serialized
 
+pytestmark = pytest.mark.one_jax
+
 ALREADY_EXISTS = 6
 ALWAYS_COPY, REUSE, DONATE = 1, 2, 3
 DTYPES = {"s8": (2, np.int8), "s32": (4, np.int32), "u8": (6, np.uint8), "f32": (11, np.float32), "s4": (21, np.uint8)}

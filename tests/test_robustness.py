@@ -12,6 +12,8 @@ from raw_client import (
     Connection, message, on_device, serialized, version,
 )
 
+pytestmark = pytest.mark.one_jax
+
 Code = grpc.StatusCode
 SEED = 20260801
 FUZZED_REQUESTS = 400

@@ -15,6 +15,8 @@ from local_cluster_processes import wait_until, workers_of
 from role_processes import Cluster, starting
 from test_cluster import start_program
 
+pytestmark = pytest.mark.one_jax
+
 NO_SHARED_MEMORY = r"go over the network's streams"
 NOT_MAPPED = r"on this host come over the network's stream"
 

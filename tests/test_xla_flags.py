@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import clean_environment
+
+pytestmark = pytest.mark.one_jax
 
 PROGRAM = """if True:
     import sys, jax, jax.numpy as jnp
