@@ -30,6 +30,8 @@ namespace {
 // Sums up to here are sent whole to everybody, which takes one way there; above, each device sums a share and
 // gives it to the others, which takes two ways and moves the least.
 constexpr int64_t kMaxWholeReduction = 32 << 10;
+// Bytes of all members up to here cost some microseconds, less than to wake a thread for them.
+constexpr int64_t kMaxBytesHere = 32 << 10;
 // Slices of operands lie in messages at multiples of this, so that they can be read as what they are.
 constexpr int64_t kAlignment = 16;
 constexpr size_t kMaxQueued = 1 << 20;
@@ -218,6 +220,13 @@ struct Collectives::Exchange {
     int64_t bytes = 0;
     for (const pjrt::FfiBuffer& operand : member.operands) bytes += operand.bytes;
     return bytes > kMaxWholeReduction ? static_cast<int64_t>(group().members.size()) : 0;
+  }
+
+  // What it works on. At least one member is here.
+  int64_t Bytes() const {
+    int64_t bytes = 0;
+    for (const pjrt::FfiBuffer& operand : members[0].operands) bytes += operand.bytes;
+    return bytes * static_cast<int64_t>(group().members.size());
   }
 
   // The share of member `target` in a reduction of operand `k`.
@@ -849,14 +858,16 @@ absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part
 
   HELMWAY_ASSIGN_OR_RETURN(member.waiting.promise, call.Defer());
   member.waiting.callbacks = part.data.callbacks;
-  Waiting failed;
+  std::vector<Waiting> failed;
   absl::Status status;
+  std::shared_ptr<CollectiveLaunch> known_launch;
+  std::shared_ptr<Exchange> runs;
   {
     base::MutexLock lock(&mu_);
     const auto known = launches_.find(launch.key);
     if (!launch.status.ok() || known == launches_.end()) {
       status = launch.status.ok() ? absl::InternalError("the launch is over") : launch.status;
-      failed = std::move(member.waiting);
+      failed.push_back(std::move(member.waiting));
     } else {
       std::shared_ptr<Exchange>& exchange = launch.exchanges[key];
       if (exchange == nullptr) exchange = std::make_shared<Exchange>(key);
@@ -867,13 +878,13 @@ absl::Status Collectives::Join(CollectiveLaunch& launch, LaunchShare::Part& part
       exchange->members[local] = std::move(member);
       ++exchange->joined;
       exchange->since = absl::Now();
-      StartIfReady(known->second, exchange);
-      return absl::OkStatus();
+      known_launch = known->second;
+      runs = StartIfReady(known_launch, exchange);
     }
   }
-  std::vector<Waiting> ended;
-  ended.push_back(std::move(failed));
-  Finish(std::move(ended), status);
+  // Nothing follows yet on what this call itself awaits.
+  if (runs != nullptr) Run(known_launch, runs, /*goes_on=*/group.local.size() == 1);
+  Finish(std::move(failed), status);
   return absl::OkStatus();
 }
 
@@ -965,6 +976,7 @@ absl::Status Collectives::SendReduced(CollectiveLaunch& launch, const Exchange& 
 
 void Collectives::TakePart(cluster::CollectivePart part) {
   std::shared_ptr<CollectiveLaunch> launch;
+  std::shared_ptr<Exchange> runs;
   absl::Status status;
   {
     base::MutexLock lock(&mu_);
@@ -985,21 +997,25 @@ void Collectives::TakePart(cluster::CollectivePart part) {
                                                 part.source, " of the program twice"));
     } else {
       if (exchange->joined > 0) exchange->since = absl::Now();
-      StartIfReady(launch, exchange);
+      runs = StartIfReady(launch, exchange);
     }
   }
+  // The programs that wait for it go on on other threads.
+  if (runs != nullptr) Run(launch, runs, /*goes_on=*/false);
   if (!status.ok()) Abort(*launch, status, status).IgnoreError();
 }
 
-void Collectives::StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
-                               const std::shared_ptr<Exchange>& exchange) {
-  if (!exchange->IsReady()) return;
+auto Collectives::StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
+                               const std::shared_ptr<Exchange>& exchange) -> std::shared_ptr<Exchange> {
+  if (!exchange->IsReady()) return nullptr;
   exchange->running = true;
-  Post([this, launch, exchange] { Run(launch, exchange); });
+  if (exchange->Bytes() <= kMaxBytesHere) return exchange;
+  Post([this, launch, exchange] { Run(launch, exchange, /*goes_on=*/true); });
+  return nullptr;
 }
 
 void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
-                      const std::shared_ptr<Exchange>& exchange) {
+                      const std::shared_ptr<Exchange>& exchange, bool goes_on) {
   // What has come for the first stage does not change while it runs, but parts of the second may come; maps
   // keep them apart.
   absl::Status status = Compute(*exchange, exchange->stage);
@@ -1011,20 +1027,24 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
     status = Abort(*launch, status, status);
   }
   std::vector<Waiting> ended;
+  std::shared_ptr<Exchange> runs;
+  bool second = false;
   {
     base::MutexLock lock(&mu_);
     if (status.ok()) status = launch->status;
     if (status.ok() && shares) {
+      second = true;
       exchange->stage = 1;
       exchange->since = absl::Now();
       exchange->running = false;
-      StartIfReady(launch, exchange);
-      return;
+      runs = StartIfReady(launch, exchange);
+    } else {
+      ended = exchange->TakeWaiting();
+      launch->exchanges.erase(exchange->key);
     }
-    ended = exchange->TakeWaiting();
-    launch->exchanges.erase(exchange->key);
   }
-  Finish(std::move(ended), status);
+  if (runs != nullptr) Run(launch, runs, goes_on);
+  if (!second) Finish(std::move(ended), status, goes_on);
 }
 
 absl::Status Collectives::Compute(Exchange& exchange, size_t stage) {
@@ -1167,13 +1187,15 @@ absl::Status Collectives::Compute(Exchange& exchange, size_t stage) {
   return absl::UnimplementedError("a collective of an unknown kind");
 }
 
-void Collectives::Finish(std::vector<Waiting> ended, const absl::Status& status) {
+void Collectives::Finish(std::vector<Waiting> ended, const absl::Status& status, bool goes_on) {
   // Each goes on with its device's program, on a thread of its own.
   for (Waiting& one : ended) {
     CallbackRun* const callbacks = one.callbacks;
     auto go_on = [promise = std::move(one.promise), status]() mutable { promise.Finish(status); };
     if (callbacks != nullptr) {
       callbacks->GoOn(std::move(go_on));
+    } else if (goes_on && &one == &ended.back()) {
+      go_on();
     } else {
       Post(std::move(go_on));
     }

@@ -192,14 +192,19 @@ class Collectives final : public cluster::CollectiveReceiver,
   absl::Status Abort(CollectiveLaunch& launch, const absl::Status& status, const absl::Status& told);
   std::shared_ptr<CollectiveLaunch> FindOrExpect(const LaunchKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsOver(const LaunchKey& key) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
-                    const std::shared_ptr<Exchange>& exchange) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Run(const std::shared_ptr<CollectiveLaunch>& launch, const std::shared_ptr<Exchange>& exchange);
+  // Starts it on another thread, if everything is there. What it returns, because it costs less than another
+  // thread, the caller runs once the lock is released; null: nothing.
+  [[nodiscard]] std::shared_ptr<Exchange> StartIfReady(const std::shared_ptr<CollectiveLaunch>& launch,
+                                                       const std::shared_ptr<Exchange>& exchange)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `goes_on`: a program that waited for it may go on on this thread, for as long as it likes.
+  void Run(const std::shared_ptr<CollectiveLaunch>& launch, const std::shared_ptr<Exchange>& exchange,
+           bool goes_on);
   absl::Status Compute(Exchange& exchange, size_t stage);
   absl::Status SendToOthers(CollectiveLaunch& launch, const Exchange& exchange, size_t member,
                             int64_t instruction, int64_t occurrence);
   absl::Status SendReduced(CollectiveLaunch& launch, const Exchange& exchange);
-  void Finish(std::vector<Waiting> ended, const absl::Status& status);
+  void Finish(std::vector<Waiting> ended, const absl::Status& status, bool goes_on = false);
   void Post(absl::AnyInvocable<void()> task);
 
   const CollectivesOptions options_;
