@@ -49,6 +49,7 @@ constexpr size_t kBlockBytes = (1 << 20) + 4096;
 constexpr int kUnixBufferBytes = 4 << 20;
 // Connections that have not said who they are. More than that are no peers of ours.
 constexpr size_t kMaxStrangers = 256;
+constexpr absl::Duration kListeningPause = absl::Milliseconds(100);
 constexpr int kMaxSlicesAtOnce = 64;
 constexpr int kMaxEvents = 32;
 
@@ -275,6 +276,8 @@ class SocketThread::Loop {
   // ---- On the thread ----
   void Run();
   void AcceptAll(int listener, int family);
+  void PauseListening();
+  void ResumeListening();
   void Add(const std::shared_ptr<Connection>& connection);
   void Remove(uint64_t number) { connections_.erase(number); }
   int TimeoutMs();
@@ -301,6 +304,7 @@ class SocketThread::Loop {
   std::vector<absl::AnyInvocable<void()>> idle_tasks_;
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kReadBytes);
   uint64_t next_number_ = kFirstConnection;
+  absl::Time listens_again_ = absl::InfiniteFuture();  // it does, if infinite
 };
 
 class SocketThread::Loop::Connection final : public Socket, public std::enable_shared_from_this<Connection> {
@@ -730,7 +734,12 @@ void SocketThread::Loop::Add(const std::shared_ptr<Connection>& connection) {
 void SocketThread::Loop::AcceptAll(int listener, int family) {
   while (true) {
     const int fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) return;
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // Out of file descriptors, say. The kernel would tell of the connection again and again.
+      if (errno != EAGAIN) PauseListening();
+      return;
+    }
     SetUp(fd, family);
     Add(std::make_shared<Connection>(this, fd, Connection::State::kAwaitsToken, "", nullptr,
                                      absl::Now() + kHandshake));
@@ -743,8 +752,22 @@ void SocketThread::Loop::AcceptAll(int listener, int family) {
   }
 }
 
+void SocketThread::Loop::PauseListening() {
+  listens_again_ = absl::Now() + kListeningPause;
+  for (const int listener : {unix_listener_.load(), tcp_listener_.load()}) {
+    if (listener >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_DEL, listener, nullptr);
+  }
+}
+
+void SocketThread::Loop::ResumeListening() {
+  if (listens_again_ == absl::InfiniteFuture() || absl::Now() < listens_again_) return;
+  listens_again_ = absl::InfiniteFuture();
+  if (const int listener = unix_listener_.load(); listener >= 0) Listen(listener, kUnixListener);
+  if (const int listener = tcp_listener_.load(); listener >= 0) Listen(listener, kTcpListener);
+}
+
 int SocketThread::Loop::TimeoutMs() {
-  absl::Time first = absl::InfiniteFuture();
+  absl::Time first = listens_again_;
   for (size_t i = hurried_.size(); i > 0; --i) {
     const auto connection = std::move(hurried_.front()).lock();
     hurried_.pop_front();
@@ -773,7 +796,7 @@ void SocketThread::Loop::Run() {
   thread_id_.store(std::this_thread::get_id());
   epoll_event events[kMaxEvents];
   while (!ends_.load()) {
-    const int timeout_ms = hurried_.empty() ? -1 : TimeoutMs();
+    const int timeout_ms = TimeoutMs();
     const int count = ::epoll_wait(epoll_, events, kMaxEvents, timeout_ms);
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[i].data.u64;
@@ -792,6 +815,7 @@ void SocketThread::Loop::Run() {
       }
     }
     DropLate();
+    ResumeListening();
     decltype(tasks_) tasks;
     {
       base::MutexLock lock(&mu_);

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -256,6 +258,30 @@ TEST_P(SocketThreadTest, StrangersAreTurnedAwayAndDisturbNobody) {
   there->Release();
   invited_->WaitForRelease();
   inviting_->WaitForRelease();
+}
+
+TEST_P(SocketThreadTest, ConnectionsWaitWhileThereIsNoFileDescriptorForThem) {
+  const std::string invitation = Invite(inviting_);
+  const int first_free = ::socket(GetParam() ? AF_INET : AF_UNIX, SOCK_STREAM, 0);
+  ::close(first_free);
+  rlimit limit;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit full = limit;
+  full.rlim_cur = static_cast<rlim_t>(first_free) + 1;  // this end's
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &full), 0);
+  const int fd = ConnectByHand(invitation);
+  const std::string token = invitation.substr(invitation.rfind(':') + 1);
+  EXPECT_EQ(::send(fd, token.data(), token.size(), 0), static_cast<ssize_t>(token.size()));
+  timeval a_moment{.tv_sec = 0, .tv_usec = 50'000};
+  ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &a_moment, sizeof(a_moment)), 0);
+  char welcome = 0;
+  EXPECT_EQ(::recv(fd, &welcome, 1, 0), -1);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const timeval forever{};
+  ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &forever, sizeof(forever)), 0);
+  EXPECT_EQ(::recv(fd, &welcome, 1, 0), 1);
+  ::close(fd);
+  EXPECT_EQ(inviting_->WaitForRelease(), "peer's end");
 }
 
 TEST_P(SocketThreadTest, APeerThatBreaksTheRulesOrOffLosesTheConnection) {
