@@ -23,16 +23,17 @@ TEST(StreamLanesTest, OneStreamIsInOrder) {
 }
 
 TEST(StreamLanesTest, OthersRunMeanwhileUpToTheLimit) {
-  base::Notification go;
+  // Outlive the threads.
+  base::Notification two, go;
   std::atomic<int> running{0}, most{0}, ran{0};
   {
     async::GrowingPool threads({.name = "test"});
     const auto lanes = std::make_shared<StreamLanes>(&threads, 2);
-    base::Notification two;
     for (int stream = 0; stream < 4; ++stream) {
       lanes->Push(stream, [&] {
         const int now = ++running;
-        if (now > most) most = now;
+        for (int before = most; now > before && !most.compare_exchange_weak(before, now);) {
+        }
         if (now == 2 && !two.HasBeenNotified()) two.Notify();
         go.WaitForNotification();
         --running;
