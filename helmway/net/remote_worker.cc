@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "helmway/async/thread_pool.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
@@ -34,10 +35,12 @@ using Answered = absl::AnyInvocable<void(const absl::Status&, proto::Event&, con
 class RemoteSession final : public cluster::SessionLink, public std::enable_shared_from_this<RemoteSession> {
  public:
   // `python`: takes the calls of programs to their client; null where no programs run.
-  // `proxy`: the session of the proxy itself; null for that one.
+  // `proxy`: the session of the proxy itself; null for that one. `devices`: the worker's, for messages.
   RemoteSession(const RemoteWorkerOptions& options, std::shared_ptr<async::ThreadPool> callbacks,
-                std::shared_ptr<cluster::CallbackSink> python, std::shared_ptr<RemoteSession> proxy)
+                std::shared_ptr<cluster::CallbackSink> python, std::shared_ptr<RemoteSession> proxy,
+                std::string devices = "")
       : options_(options),
+        devices_(std::move(devices)),
         callbacks_(std::move(callbacks)),
         python_(std::move(python)),
         proxy_(std::move(proxy)),
@@ -180,6 +183,7 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   void AnswerCallback(proto::CallbackAnswer answer, base::HostBytes results);
 
   const RemoteWorkerOptions options_;
+  const std::string devices_;
   const std::shared_ptr<async::ThreadPool> callbacks_;
   const std::shared_ptr<cluster::CallbackSink> python_;
   const std::shared_ptr<RemoteSession> proxy_;
@@ -562,6 +566,7 @@ void RemoteSession::OnLost(const absl::Status& status) {
   if (absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status)) return End(status);
   End(absl::DataLossError(
       absl::StrCat(options_.name, " at ", options_.address, " is lost",
+                   devices_.empty() ? "" : absl::StrCat(", with the devices ", devices_),
                    status.ok() || status.message().empty() ? "" : absl::StrCat(": ", status.message()))));
 }
 
@@ -674,7 +679,11 @@ class RemoteWorker final : public cluster::WorkerLink {
 
   std::shared_ptr<cluster::SessionLink> OpenSession(
       cluster::SessionId session, std::shared_ptr<cluster::CallbackSink> callbacks) override {
-    auto link = std::make_shared<RemoteSession>(options_, callbacks_, std::move(callbacks), control_);
+    const auto append_id = [](std::string* text, const cluster::DeviceInfo& device) {
+      absl::StrAppend(text, device.id);
+    };
+    auto link = std::make_shared<RemoteSession>(options_, callbacks_, std::move(callbacks), control_,
+                                                absl::StrJoin(info_.devices, ", ", append_id));
     link->Open(channel_, session, [](const absl::Status&, proto::Event&, const FrameReader*) {});
     return link;
   }
