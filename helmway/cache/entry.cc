@@ -5,6 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/little_endian.h"
 #include "helmway/cache/entry.pb.h"
 #include "helmway/cache/key.h"
 
@@ -16,17 +17,14 @@ constexpr uint32_t kFormat = 2;
 constexpr size_t kPrefixBytes = 8 + 4 + 4 + 8;
 constexpr size_t kHashBytes = 32;
 
-std::string Fixed(uint64_t value, int bytes) {
-  std::string out;
-  for (int i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> (8 * i)));
+std::string Fixed(uint64_t value, size_t bytes) {
+  std::string out(bytes, '\0');
+  base::StoreLittleEndian(value, bytes, reinterpret_cast<uint8_t*>(out.data()));
   return out;
 }
 
 uint64_t ReadFixed(absl::string_view bytes) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < bytes.size(); ++i)
-    value |= static_cast<uint64_t>(static_cast<uint8_t>(bytes[i])) << (8 * i);
-  return value;
+  return base::LoadLittleEndian(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
 }
 
 std::string Checksum(absl::string_view prefix, absl::string_view rest) {

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "helmway/base/happens_before.h"
+#include "helmway/base/little_endian.h"
 
 namespace helmway::net {
 namespace {
@@ -20,7 +21,7 @@ grpc::ByteBuffer MakeFrame(const google::protobuf::MessageLite& message, const b
   const size_t length = message.ByteSizeLong();
   grpc::Slice slices[2] = {grpc::Slice(kLengthBytes + length), grpc::Slice()};
   auto* target = const_cast<uint8_t*>(slices[0].begin());
-  for (size_t i = 0; i < kLengthBytes; ++i) target[i] = static_cast<uint8_t>(length >> (8 * i));
+  base::StoreLittleEndian(length, kLengthBytes, target);
   message.SerializeWithCachedSizesToArray(target + kLengthBytes);
   if (bytes.size == 0) return grpc::ByteBuffer(slices, 1);
   auto* owner = new std::shared_ptr<const void>(bytes.owner);
@@ -59,8 +60,7 @@ absl::StatusOr<FrameReader> FrameReader::Open(const grpc::ByteBuffer& frame,
   if (total < kLengthBytes) return absl::InvalidArgumentError("a frame is too short");
   uint8_t length_bytes[kLengthBytes];
   copy(0, kLengthBytes, length_bytes);
-  size_t length = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) length |= size_t{length_bytes[i]} << (8 * i);
+  const size_t length = base::LoadLittleEndian(length_bytes, kLengthBytes);
   if (length > total - kLengthBytes) return absl::InvalidArgumentError("a frame is cut off");
   bool parsed;
   if (!reader.slices_.empty() && reader.slices_[0].size() >= kLengthBytes + length) {

@@ -128,27 +128,8 @@ class End : public MessageStream, public SocketUser, public std::enable_shared_f
     WriteNext();
   }
 
-  void OnPeerEnd() final {
-    bool ended;
-    {
-      base::MutexLock lock(&mu_);
-      peer_ended_ = true;
-      if (release_at_peer_end_) socket_->Release();
-      ended = std::exchange(call_read_ended_, false);
-    }
-    if (ended) OnReadEnd();
-  }
-
-  void OnLost(const absl::Status& /*status*/) final {
-    bool ended;
-    {
-      base::MutexLock lock(&mu_);
-      SocketLost();
-      if (release_at_peer_end_) socket_->Release();
-      ended = std::exchange(call_read_ended_, false);
-    }
-    if (ended) OnReadEnd();
-  }
+  void OnPeerEnd() final { NothingMoreComes(/*lost=*/false); }
+  void OnLost(const absl::Status& /*status*/) final { NothingMoreComes(/*lost=*/true); }
 
   void OnReleased() final {
     {
@@ -265,6 +246,19 @@ class End : public MessageStream, public SocketUser, public std::enable_shared_f
     if (socket_ != nullptr) socket_->EndWrites();
     Owe();
     StartEnd(close_status_);
+  }
+
+  // Over the socket.
+  void NothingMoreComes(bool lost) {
+    bool ended;
+    {
+      base::MutexLock lock(&mu_);
+      peer_ended_ = true;
+      if (lost) SocketLost();
+      if (release_at_peer_end_) socket_->Release();
+      ended = std::exchange(call_read_ended_, false);
+    }
+    if (ended) OnReadEnd();
   }
 
   // The call ends with the connection.

@@ -28,8 +28,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "helmway/base/little_endian.h"
 #include "helmway/base/local_addresses.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
@@ -95,7 +95,7 @@ struct Outgoing {
   explicit Outgoing(const grpc::ByteBuffer& frame) {
     if (!frame.Dump(&slices).ok()) slices.clear();
     for (const grpc::Slice& slice : slices) size += slice.size();
-    for (size_t i = 0; i < kHeaderBytes; ++i) header[i] = static_cast<uint8_t>(size >> (8 * i));
+    base::StoreLittleEndian(size, kHeaderBytes, header);
     size += kHeaderBytes;
   }
 
@@ -131,7 +131,7 @@ class Incoming {
   // Where the next bytes should go: the rest of a frame that has begun, then `more`. The number of pieces.
   int Next(iovec* pieces, uint8_t* more, size_t more_bytes) {
     int count = 0;
-    if (in_body_ && missing_ > 0) {
+    if (in_body_) {
       uint8_t* const rest = Rest();
       pieces[count++] = {rest, RestBytes()};
     }
@@ -143,7 +143,7 @@ class Incoming {
   // false. INVALID_ARGUMENT: this is no frame.
   template <typename Take>
   absl::Status Add(const uint8_t* more, size_t bytes, Take take) {
-    if (in_body_ && missing_ > 0) {
+    if (in_body_) {
       const size_t direct = std::min(bytes, RestBytes());
       filled_ += direct;
       missing_ -= direct;
@@ -159,8 +159,7 @@ class Incoming {
         bytes -= part;
         if (header_bytes_ < kHeaderBytes) return absl::OkStatus();
         header_bytes_ = 0;
-        size_t size = 0;
-        for (size_t i = 0; i < kHeaderBytes; ++i) size |= size_t{header_[i]} << (8 * i);
+        const size_t size = base::LoadLittleEndian(header_, kHeaderBytes);
         if (size > INT_MAX) return absl::InvalidArgumentError("a frame of more than 2 GiB");
         in_body_ = true;
         missing_ = size;
@@ -213,7 +212,7 @@ class Incoming {
   uint8_t header_[kHeaderBytes];
   size_t header_bytes_ = 0;
   bool in_body_ = false;
-  size_t missing_ = 0;  // of the frame
+  size_t missing_ = 0;  // of the frame; not 0 between calls while in a body
   std::vector<grpc::Slice> blocks_;
   size_t filled_ = 0;  // of the last block
 };
@@ -309,6 +308,7 @@ class SocketThread::Loop {
 
 class SocketThread::Loop::Connection final : public Socket, public std::enable_shared_from_this<Connection> {
  public:
+  // Those before kOpen have a deadline.
   enum class State { kConnecting, kAwaitsWelcome, kAwaitsToken, kLingers, kOpen, kReadEnded };
 
   // `token`: what to say to the peer, if this end connects. `user`: null until the peer has said who it is.
@@ -358,7 +358,7 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
   State state() const { return state_; }
   absl::Time deadline() const { return deadline_; }
   // It has a deadline.
-  bool hurries() const { return state_ < State::kOpen && !done_; }
+  bool hurries() const { return state_ < State::kOpen; }
   void set_number(uint64_t number) { number_ = number; }
 
   void Watch() {
@@ -529,7 +529,7 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
       pending_.reset();
       ::close(fd_);
     }
-    done_ = true;
+    state_ = State::kReadEnded;
     loop_->Remove(number_);
     if (const std::shared_ptr<SocketUser> user = std::move(user_)) user->OnReleased();
   }
@@ -578,7 +578,6 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
 
   // Of the thread.
   State state_;
-  bool done_ = false;
   std::string token_;
   std::shared_ptr<SocketUser> user_;
   Incoming incoming_;

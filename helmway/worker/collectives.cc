@@ -1028,12 +1028,10 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
   }
   std::vector<Waiting> ended;
   std::shared_ptr<Exchange> runs;
-  bool second = false;
   {
     base::MutexLock lock(&mu_);
     if (status.ok()) status = launch->status;
     if (status.ok() && shares) {
-      second = true;
       exchange->stage = 1;
       exchange->since = absl::Now();
       exchange->running = false;
@@ -1043,8 +1041,8 @@ void Collectives::Run(const std::shared_ptr<CollectiveLaunch>& launch,
       launch->exchanges.erase(exchange->key);
     }
   }
-  if (runs != nullptr) Run(launch, runs, goes_on);
-  if (!second) Finish(std::move(ended), status, goes_on);
+  if (runs != nullptr) return Run(launch, runs, goes_on);
+  Finish(std::move(ended), status, goes_on);
 }
 
 absl::Status Collectives::Compute(Exchange& exchange, size_t stage) {
