@@ -795,7 +795,8 @@ void SocketThread::Loop::Run() {
   thread_id_.store(std::this_thread::get_id());
   epoll_event events[kMaxEvents];
   while (!ends_.load()) {
-    const int timeout_ms = TimeoutMs();
+    // An idle task may have asked for another.
+    const int timeout_ms = idle_tasks_.empty() ? TimeoutMs() : 0;
     const int count = ::epoll_wait(epoll_, events, kMaxEvents, timeout_ms);
     for (int i = 0; i < count; ++i) {
       const uint64_t name = events[i].data.u64;

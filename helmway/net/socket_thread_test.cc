@@ -324,6 +324,37 @@ TEST_P(SocketThreadTest, APeerThatDoesNotAnswerIsGivenUp) {
   ::close(listener);
 }
 
+// Asks on its thread for something when idle, which asks again.
+class AsksAgain final : public SocketUser {
+ public:
+  explicit AsksAgain(SocketThread* thread) : thread_(thread) {}
+  void OnConnected(absl::StatusOr<std::shared_ptr<Socket>> /*socket*/) override {
+    absl::AnyInvocable<void()> first = [this] {
+      absl::AnyInvocable<void()> second = [this] { done_.Notify(); };
+      EXPECT_TRUE(thread_->WhenIdle(second));
+    };
+    EXPECT_TRUE(thread_->WhenIdle(first));
+  }
+  void OnFrame(grpc::ByteBuffer& /*frame*/) override {}
+  void OnFlushed() override {}
+  void OnPeerEnd() override {}
+  void OnLost(const absl::Status& /*status*/) override {}
+  void OnReleased() override {}
+  void Wait() { done_.WaitForNotification(); }
+
+ private:
+  SocketThread* const thread_;
+  base::Notification done_;
+};
+
+TEST_P(SocketThreadTest, WhatIsDoneWhenIdleMayAskForMore) {
+  absl::AnyInvocable<void()> elsewhere = [] {};
+  EXPECT_FALSE(guest_.WhenIdle(elsewhere));
+  auto user = std::make_shared<AsksAgain>(&guest_);
+  guest_.Connect(kNearPeer, "none", absl::Seconds(60), user);
+  user->Wait();
+}
+
 TEST_P(SocketThreadTest, InvitationsThatAreNoneAreErrors) {
   for (const char* text :
        {"", "tcp", "tcp:1", "tcp:70000:0", "tcp:x:0", "unix:nobody:0", "pigeon:1:0", ":::"}) {
