@@ -2,7 +2,8 @@
 # Style and static checks of the C++ code.
 #   scripts/check.sh format   clang-format, nothing is changed (the default)
 #   scripts/check.sh fix      clang-format, in place
-#   scripts/check.sh tidy     clang-tidy with .clang-tidy, tests left out; needs a configured and built build/release
+#   scripts/check.sh tidy     clang-tidy with .clang-tidy, tests left out; needs a configured and built build/release.
+#                             Takes all cores, or HELMWAY_TIDY_JOBS of them
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,7 +28,7 @@ case "${1:-format}" in
     while IFS= read -r -d '' file; do
       case "${file}" in *_test.cc | *_testing.cc) continue ;; esac
       if grep -qF "/${file}\"" "${database}"; then printf '%s\0' "${file}"; fi
-    done < <(sources '*.cc') | xargs -0 -n 1 -P "$(nproc)" clang-tidy -p build/release --quiet
+    done < <(sources '*.cc') | xargs -0 -n 1 -P "${HELMWAY_TIDY_JOBS:-$(nproc)}" clang-tidy -p build/release --quiet
     echo "check.sh: clang-tidy has no complaints"
     ;;
   *)

@@ -241,6 +241,6 @@ helmway_end() {
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
-  helmway_setup
+  helmway_setup "$@"
   helmway_say "ready: ${HELMWAY_VENV}/bin/helmway, jax ${HELMWAY_JAX}"
 fi
