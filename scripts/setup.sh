@@ -1,7 +1,7 @@
 # Steps that scripts/demo.sh, scripts/test.sh and scripts/sanitize.sh share: system packages, Python environments, the
 # build, the closing lines.
-# Run as a program it does everything that the demo needs, and with `all` builds the tests too. Every step may be repeated, and does nothing if its
-# result is there.
+# Run as a program it does everything that the demo needs, and with `all` builds the tests too. Every step may be
+# repeated, and does nothing if its result is there.
 set -euo pipefail
 
 HELMWAY_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -3,10 +3,11 @@
   collectives_matrix_script.py TYPES OUT          all cases that this JAX does not refuse
   collectives_matrix_script.py TYPES OUT FILE     the cases that FILE, an earlier OUT, has results of
 
-TYPES are names with commas between. OUT is a pickle: {case: {"shape", "dtype", "bytes"}}, or {case: {"error"}} for one
-that failed. A result shows what every device got, and must not depend on where it ran. The cases of one element type
-are few programs, and most types get only the cases of EVERY_TYPE, since compiling takes most of the time;
-HELMWAY_TEST_ALL_COLLECTIVES=1 gives all cases to all types.
+TYPES are names with commas between; NAME=WIDER computes NAME's cases in WIDER and narrows what comes out, which gives
+integers the same results where WIDER holds all values of NAME. OUT is a pickle:
+{case: {"shape", "dtype", "bytes"}}, or {case: {"error"}} for one that failed. A result shows what every device got, and
+must not depend on where it ran. The cases of one element type are few programs, and most types get only the cases of
+EVERY_TYPE, since compiling takes most of the time; HELMWAY_TEST_ALL_COLLECTIVES=1 gives all cases to all types.
 """
 
 import os
@@ -194,8 +195,9 @@ def cases_of(name, kind, cases):
 
 
 def groups(types):
-    """(label, {case: function}, arguments) of each program."""
+    """(label, {case: function}, arguments, narrowed) of each program; `narrowed` tells what dtype becomes which."""
     for name in types:
+        name, _, wider = name.partition("=")
         number = sum(name.encode())
         try:
             x = values(name, (8, 8, 4, 6), number)
@@ -203,6 +205,10 @@ def groups(types):
             z = values(name, (8, 16, 6), number + 200)
         except (TypeError, AttributeError):
             continue  # a type that this NumPy or ml_dtypes does not have
+        narrowed = {}
+        if wider:
+            narrowed[dtype_of(wider)] = x.dtype
+            x, y, z = (v.astype(wider) for v in (x, y, z))
         if x.dtype.kind in "fc" or "float" in name:
             # Their sums and products are exact, in whatever order the partitioner has them made.
             other = np.float32(2 if name == "float8_e8m0fnu" else -1)
@@ -219,12 +225,12 @@ def groups(types):
                 cases[f"{kind}/{k}"] = lambda x, y, z, f=per_device(f, mesh): f(x, y)
         for k, f in cases_of(name, "auto", AUTO).items():
             cases[f"auto/{k}"] = lambda x, y, z, f=f: f(z)
-        yield name, cases, lambda z=z, a=arrays, s=z_sharding: (*a(ONE_AXIS), jax.device_put(z, s))
+        yield name, cases, lambda z=z, a=arrays, s=z_sharding: (*a(ONE_AXIS), jax.device_put(z, s)), narrowed
         if name == "float32":
-            yield f"{name}/permuted", {k: per_device(f, PERMUTED) for k, f in TWO.items()}, lambda a=arrays: a(PERMUTED)
+            yield f"{name}/permuted", {k: per_device(f, PERMUTED) for k, f in TWO.items()}, lambda a=arrays: a(PERMUTED), narrowed
         if name in ("int32", "bfloat16", "complex64"):
             for case, function in pmaps().items():
-                yield f"{name}/{case}", {case: function}, lambda x=x, y=y: (x, y)
+                yield f"{name}/{case}", {case: function}, lambda x=x, y=y: (x, y), narrowed
 
 
 def pmaps():
@@ -233,7 +239,7 @@ def pmaps():
     return {f"pmap_{case}": jax.pmap(ONE[case], axis_name="x") for case in cases.split()}
 
 
-def run(cases, arguments, refused):
+def run(cases, arguments, narrowed, refused):
     """What the cases give, in one program. Those that JAX refuses while it traces go to `refused`."""
 
     def program(*a):
@@ -250,11 +256,12 @@ def run(cases, arguments, refused):
     for name, result in (program if is_pmap else jax.jit(program))(*arguments).items():
         for i, leaf in enumerate(jax.tree.leaves(result)):
             host = np.ascontiguousarray(np.asarray(leaf))
+            host = host.astype(narrowed.get(host.dtype, host.dtype))
             found[f"{name}#{i}"] = {"shape": host.shape, "dtype": str(host.dtype), "bytes": host.tobytes()}
     return found
 
 
-def run_all(cases, arguments, suspects):
+def run_all(cases, arguments, narrowed, suspects):
     """As run, but what the compiler refuses is found by halving. `suspects` are tried alone, and replaced by it."""
     refused = {}
     found = {}
@@ -264,7 +271,7 @@ def run_all(cases, arguments, suspects):
     while halves:
         some = halves.pop()
         try:
-            found.update(run(some, arguments(), refused))
+            found.update(run(some, arguments(), narrowed, refused))
         except Exception as error:  # noqa: BLE001
             names = list(some)
             if len(names) == 1:
@@ -284,12 +291,12 @@ def main(types, out, reference=None):
         wanted = {case.rpartition("#")[0] for case, result in results.items() if "error" not in result}
     found = {}
     suspects = set()
-    for label, cases, arguments in groups(types.split(",")):
+    for label, cases, arguments, narrowed in groups(types.split(",")):
         if wanted is not None:
             cases = {name: function for name, function in cases.items() if f"{label}/{name}" in wanted}
         if cases:
             # Types are alike in what is refused; other programs than the main one of a type have other cases.
-            results = run_all(cases, arguments, suspects if "/" not in label else set())
+            results = run_all(cases, arguments, narrowed, suspects if "/" not in label else set())
             found.update({f"{label}/{name}": result for name, result in results.items()})
     with open(out, "wb") as file:
         pickle.dump(found, file)
