@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import ops_script
+from jax import lax
+from jax._src import partition_spec  # UnreducedKind is nowhere else yet
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Format, Layout
-from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from ops_script import mesh, shards
 
 OPERATIONS = {}
@@ -425,6 +427,29 @@ def deletion_of_what_others_share():
     z.delete()
     gone = [not isinstance(outcome(np.asarray, array), np.ndarray) for array in (x, *pieces, alias)]
     return [gone, y.is_deleted(), z.is_deleted(), copy]
+
+
+@operation
+def sums_maxima_and_minima_that_stay_unreduced():
+    kinds = getattr(partition_spec, "UnreducedKind", None)
+    if kinds is None:  # before jax 0.11
+        return []
+    explicit = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4])
+    results = []
+    with jax.set_mesh(explicit):
+        x = jax.device_put(MATRIX, P("x", "y"))
+        for kind, reduce in ((kinds.sum, lax.reduce_sum), (kinds.max, lax.reduce_max), (kinds.min, lax.reduce_min)):
+            spec = P("y", unreduced={"x"}, unreduced_kind=kind)
+            y = jax.jit(lambda a, r=reduce, s=spec: r(a, axes=(0,), out_sharding=s))(x)
+            copy = jax.jit(lambda a: a)(y)
+            partly = jax.jit(lambda a, r=reduce, k=kind: r(
+                a, axes=(0, 1), out_sharding=P(unreduced={"x", "y"}, unreduced_kind=k)))(x)  # fmt: skip
+            for array in (y, copy, partly):
+                # Their shards have no index.
+                left = array.sharding.spec
+                results += [sorted(left.unreduced), str(left.unreduced_kind), jax.sharding.reshard(array, P())]
+                results += [shard.data for shard in array.addressable_shards]
+    return results
 
 
 @operation

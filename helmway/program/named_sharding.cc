@@ -16,6 +16,9 @@ namespace {
 using ::xla::AxisRefProto;
 using ::xla::OpSharding;
 
+constexpr char kReductionOpType[] = "sdy::reduction_op";
+constexpr char kSum[] = "SUM";
+
 absl::Status Bad(absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrCat("Named sharding: ", text));
 }
@@ -159,6 +162,23 @@ void Canonicalize(std::vector<int64_t>& dims, std::vector<int32_t>& perm) {
 
 }  // namespace
 
+absl::string_view ReductionOf(const OpSharding& tiled) {
+  for (const xla::OpMetadata& metadata : tiled.metadata()) {
+    if (metadata.op_type() != kReductionOpType || metadata.op_name() == kSum) continue;
+    return metadata.op_name();
+  }
+  return "";
+}
+
+void SetReduction(absl::string_view reduction, OpSharding& tiled) {
+  std::string name(reduction);  // may be in what is cleared
+  tiled.clear_metadata();
+  if (name.empty()) return;
+  xla::OpMetadata& metadata = *tiled.add_metadata();
+  metadata.set_op_type(kReductionOpType);
+  metadata.set_op_name(std::move(name));
+}
+
 absl::StatusOr<OpSharding> NamedToTiled(const xla::NamedShardingProto& named, int64_t num_devices) {
   OpSharding result;
   const xla::MeshProto& proto = named.mesh();
@@ -182,6 +202,9 @@ absl::StatusOr<OpSharding> NamedToTiled(const xla::NamedShardingProto& named, in
     return result;
   }
 
+  if (!xla::NamedShardingProto::ReductionOpProto_IsValid(named.reduction_op())) {
+    return Bad(absl::StrCat("combines shards by an operation (", named.reduction_op(), ") that is not known"));
+  }
   Mesh mesh;
   HELMWAY_RETURN_IF_ERROR(mesh.Init(proto, num_devices));
 
@@ -238,6 +261,9 @@ absl::StatusOr<OpSharding> NamedToTiled(const xla::NamedShardingProto& named, in
     return result;
   }
   result.set_type(OpSharding::OTHER);
+  if (!unreduced.empty() && named.reduction_op() != xla::NamedShardingProto::SUM) {
+    SetReduction(xla::NamedShardingProto::ReductionOpProto_Name(named.reduction_op()), result);
+  }
   for (const auto& [type, size] : subgroups) result.add_tile_assignment_dimensions(size);
   if (only_replicated) {
     result.set_replicate_on_last_tile_dim(true);

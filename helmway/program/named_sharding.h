@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "helmway/wire/xla_data.pb.h"
 
 namespace helmway::program {
@@ -16,7 +17,16 @@ namespace helmway::program {
 // `num_devices` is the number of devices that the sharding is over; a mesh without axes replicates over any
 // number. INVALID_ARGUMENT for axis references, sub-axes or device lists that do not fit the mesh, an axis
 // used twice, and a mesh of another size.
+// How unreduced shards are still to be combined is kept (ReductionOf).
 absl::StatusOr<xla::OpSharding> NamedToTiled(const xla::NamedShardingProto& named, int64_t num_devices);
+
+// How the shards of an unreduced value are still to be combined. The tile form has no field for it: XLA, and
+// JAX from 0.11 on, write it down as metadata with the op_type "sdy::reduction_op" and the op's name, as HLO
+// dumps of such programs show. Here it is "MAX", "MIN" or what else XLA may have there, and empty for a sum.
+// Refers to the sharding.
+absl::string_view ReductionOf(const xla::OpSharding& tiled);
+// Leaves no other metadata.
+void SetReduction(absl::string_view reduction, xla::OpSharding& tiled);
 
 }  // namespace helmway::program
 

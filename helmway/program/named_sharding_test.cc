@@ -69,6 +69,11 @@ TEST(NamedToTiled, Forms) {
        std::string(k2x2x2) + "dim_shardings { axes {} } unreduced_axes { mesh_axis_index: 2 }",
        "type: OTHER tile_assignment_dimensions: [2, 2, 2] last_tile_dims: [UNREDUCED, REPLICATED] "
        "iota_reshape_dims: [2, 2, 2] iota_transpose_perm: [0, 2, 1]"},
+      {"unreduced by a maximum",
+       std::string(k2x4) + "dim_shardings {} unreduced_axes { mesh_axis_index: 1 } reduction_op: MAX",
+       "type: OTHER tile_assignment_dimensions: [1, 4, 2] last_tile_dims: [UNREDUCED, REPLICATED] "
+       "iota_reshape_dims: [2, 4] iota_transpose_perm: [1, 0] "
+       "metadata { op_type: 'sdy::reduction_op' op_name: 'MAX' }"},
       {"manual", std::string(k2x4) + "dim_shardings { axes {} } manual_axes { mesh_axis_index: 1 }",
        "type: OTHER tile_assignment_dimensions: [2, 4] last_tile_dims: MANUAL iota_reshape_dims: 8 "
        "iota_transpose_perm: 0"},

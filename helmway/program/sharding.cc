@@ -216,7 +216,8 @@ absl::Status Sharding::SetOpSharding(const OpSharding& op_sharding) {
   } else {
     op_sharding_ = op_sharding;
   }
-  op_sharding_.clear_metadata();
+  // Of the metadata only this tells anything of the array.
+  SetReduction(ReductionOf(op_sharding_), op_sharding_);
   switch (op_sharding_.type()) {
     case OpSharding::REPLICATED:
       fully_replicated_ = true;
@@ -510,6 +511,7 @@ bool operator==(const Sharding& a, const Sharding& b) {
         a.op_sharding_.tile_assignment_devices().begin(), a.op_sharding_.tile_assignment_devices().end(),
         b.op_sharding_.tile_assignment_devices().begin(), b.op_sharding_.tile_assignment_devices().end());
   }
+  if (ReductionOf(a.op_sharding_) != ReductionOf(b.op_sharding_)) return false;
   return a.tiles_ == b.tiles_ && a.tile_of_position_ == b.tile_of_position_ && a.subgroups_ == b.subgroups_;
 }
 
@@ -524,6 +526,9 @@ std::string Sharding::DebugString() const {
     if (!tiles_.empty()) absl::StrAppend(&text, ", tiles=", ShapeText(tiles_));
     for (const auto& [type, size] : subgroups_) {
       absl::StrAppend(&text, ", ", OpSharding::Type_Name(type), " over ", size);
+    }
+    if (const absl::string_view reduction = ReductionOf(op_sharding_); !reduction.empty()) {
+      absl::StrAppend(&text, ", to be combined by ", reduction);
     }
   }
   if (!shard_dims_.empty()) {

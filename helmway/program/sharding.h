@@ -117,7 +117,8 @@ class Sharding {
   absl::StatusOr<std::shared_ptr<const Sharding>> WithDevicesAndMemoryKind(
       std::optional<absl::Span<const int32_t>> devices, std::optional<absl::string_view> memory_kind) const;
 
-  // Encode and Parse are inverse but for OpSharding metadata and an explicit empty memory kind.
+  // Encode and Parse are inverse but for OpSharding metadata (of which only how unreduced shards are to be
+  // combined is kept) and an explicit empty memory kind.
   xla::ifrt::ShardingProto Encode() const;
 
   // Same kind, devices, memory kind and placement of shards. Two spellings of one device order are equal.

@@ -427,6 +427,33 @@ TEST(Sharding, MetadataIsDropped) {
   EXPECT_EQ(Make(2, op)->op_sharding().metadata_size(), 0);
 }
 
+TEST(Sharding, HowShardsAreToBeCombinedIsKept) {
+  const auto make = [](const char* reduction) {
+    OpSharding op = Iota({1, 2}, {2}, {0});
+    op.add_last_tile_dims(OpSharding::UNREDUCED);
+    op.add_metadata()->set_op_name("a long name");
+    xla::OpMetadata& metadata = *op.add_metadata();
+    metadata.set_op_type("sdy::reduction_op");
+    metadata.set_op_name(reduction);
+    return Make(2, op);
+  };
+  const auto max = make("MAX");
+  ASSERT_NE(max, nullptr);
+  ASSERT_EQ(max->op_sharding().metadata_size(), 1);
+  EXPECT_EQ(max->op_sharding().metadata(0).op_name(), "MAX");
+  EXPECT_EQ(**Sharding::Parse(max->Encode()), *max);
+  EXPECT_EQ((*max->WithDevicesAndMemoryKind(std::vector<int32_t>{4, 5}, std::nullopt))->op_sharding()
+                .metadata_size(), 1);
+  EXPECT_THAT(max->DebugString(), ::testing::HasSubstr("UNREDUCED over 2, to be combined by MAX"));
+  EXPECT_FALSE(*max == *make("MIN"));
+  EXPECT_FALSE(*max == *make("SUM"));
+  // A sum needs no words.
+  OpSharding sum = Iota({1, 2}, {2}, {0});
+  sum.add_last_tile_dims(OpSharding::UNREDUCED);
+  EXPECT_EQ(*make("SUM"), *Make(2, sum));
+  EXPECT_EQ(make("SUM")->op_sharding().metadata_size(), 0);
+}
+
 TEST(Sharding, MovesElsewhere) {
   const auto from = *Sharding::FromOpSharding({0, 1}, Iota({2}, {2}, {0}), "device");
   const auto to = from->WithDevicesAndMemoryKind(std::vector<int32_t>{5, 4}, std::nullopt);
