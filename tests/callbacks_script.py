@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 PROGRAMS = {}
@@ -601,6 +602,66 @@ def wrong_results(note):
 
     one = jax.ShapeDtypeStruct((2,), np.float32)
     return text(one, lambda: (np.zeros(2), np.zeros(2)), lambda: np.zeros(3, np.float32), lambda: np.zeros(2, np.int32))
+
+
+# ---- What asks the partitioner of XLA to call ------------------------------------------------------------------
+
+
+@custom_partitioning
+def scaled_softmax(x):
+    """Over the last dimension, which its partitioning never splits."""
+    shifted = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    return 2 * shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def partition_rows(mesh, arg_shapes, result_shape):
+    whole = NamedSharding(mesh, P(arg_shapes[0].sharding.spec[0]))
+    return mesh, scaled_softmax.fun, whole, (whole,)
+
+
+def rows_of_operand(mesh, arg_shapes, result_shape):
+    return NamedSharding(mesh, P(arg_shapes[0].sharding.spec[0]))
+
+
+scaled_softmax.def_partition(
+    partition=partition_rows,
+    infer_sharding_from_operands=rows_of_operand,
+    sharding_rule="i j -> i j",
+    need_replication_factors=("j",),
+)
+
+
+@program
+def custom_partitioning_rule(note):
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+    programs = (jax.jit(scaled_softmax), jax.jit(lambda a: scaled_softmax(a * 3).sum()))
+    with mesh():
+        return [f(sharded(x, spec)) for f in programs for spec in (P("x"), P(None, "x"), P())]
+
+
+@program
+def inspected_shardings(note):
+    def noted(sharding):
+        note([str(sharding.spec), [jax.devices().index(d) for d in sharding.mesh.devices.flat]])
+
+    explicit = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4], axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(explicit):
+        x = jax.device_put(np.arange(8.0).reshape(4, 2), P("x", "y"))
+
+        @jax.jit
+        def f(x):
+            jax.debug.inspect_array_sharding(x.T * 2, callback=noted)
+            return x.sum(axis=0)
+
+        result = f(x)
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh(), in_specs=P("x"), out_specs=P("x"))
+    def manual(x):
+        jax.debug.inspect_array_sharding(x, callback=noted)
+        return x + 1
+
+    return [result, manual(np.arange(4.0))]
 
 
 def main():

@@ -76,6 +76,32 @@ def test_debug_print_prints_here(server):
         assert part.index("first") < part.index("second")
 
 
+def test_what_the_partitioner_does_not_ask_is_told_once(server):
+    script = """if True:
+        import jax, jax.numpy as jnp
+        from jax.experimental.custom_partitioning import custom_partitioning
+        @custom_partitioning
+        def twice(x):
+            return x * 2
+        twice.def_partition(partition=None, sharding_rule="i -> i", infer_sharding_from_operands=lambda *a: None)
+        mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+        x = jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("x")))
+        for add in range(2):
+            print(jax.jit(lambda x: twice(x) + add)(x))
+        @jax.jit
+        def inspect(x):
+            jax.debug.inspect_array_sharding(x, callback=print)
+            return x
+        print(inspect(x))
+        twice(jnp.arange(4.0))  # on one device nothing is partitioned
+    """
+    done = run_python(script, env=server.environment())
+    assert done.stdout == "[0. 2. 4. 6.]\n[1. 3. 5. 7.]\n[0. 1. 2. 3.]\n"
+    warnings = [line for line in done.stderr.splitlines() if "custom partitioning" in line or "inspect_array" in line]
+    assert len(warnings) == 2, done.stderr
+    assert "twice" in warnings[0] and "is not used" in warnings[0] and "is not called" in warnings[1]
+
+
 def test_other_backends_are_as_before(server):
     """A program on the CPU backend beside the server runs JAX's own callback, in its own way."""
     script = """if True:

@@ -12,6 +12,23 @@ except Exception as e:
 print(jnp.ones(2) + 1)
 """
 
+# With JAX's own lowering rule, as where the package is not installed.
+PARTITIONED = """
+import sys
+sys.modules["helmway._custom_partitioning"] = type(sys)("none")
+sys.modules["helmway._custom_partitioning"].enable = lambda: None
+import jax, jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+f = custom_partitioning(lambda x: x * 2)
+f.def_partition(partition=None, sharding_rule="i -> i", infer_sharding_from_operands=lambda *a: None)
+mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+x = jax.device_put(jnp.arange(4.), jax.NamedSharding(mesh, jax.P("x")))
+try:
+    print(jax.jit(f)(x))
+except Exception as e:
+    print(e)
+print(jnp.ones(2) + 1)
+"""
 CHOLESKY = """
 import jax.numpy as jnp
 try:
@@ -26,6 +43,13 @@ def test_a_target_of_the_clients_own_process(server):
     out = run_python(FOREIGN, env=server.environment()).stdout
     assert "NOT_FOUND: No FFI handler registered for no_such_target" in out
     assert "exists only there" in out
+    assert "[2. 2.]" in out
+
+
+def test_custom_partitioning_without_the_package(server):
+    out = run_python(PARTITIONED, env=server.environment()).stdout
+    assert "untyped custom call to CustomSPMDPartitioning" in out
+    assert "With the Python package `helmway` there" in out
     assert "[2. 2.]" in out
 
 

@@ -203,7 +203,8 @@ absl::StatusOr<OpSharding> NamedToTiled(const xla::NamedShardingProto& named, in
   }
 
   if (!xla::NamedShardingProto::ReductionOpProto_IsValid(named.reduction_op())) {
-    return Bad(absl::StrCat("combines shards by an operation (", named.reduction_op(), ") that is not known"));
+    return Bad(
+        absl::StrCat("combines shards by an operation (", named.reduction_op(), ") that is not known"));
   }
   Mesh mesh;
   HELMWAY_RETURN_IF_ERROR(mesh.Init(proto, num_devices));

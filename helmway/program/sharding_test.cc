@@ -442,8 +442,10 @@ TEST(Sharding, HowShardsAreToBeCombinedIsKept) {
   ASSERT_EQ(max->op_sharding().metadata_size(), 1);
   EXPECT_EQ(max->op_sharding().metadata(0).op_name(), "MAX");
   EXPECT_EQ(**Sharding::Parse(max->Encode()), *max);
-  EXPECT_EQ((*max->WithDevicesAndMemoryKind(std::vector<int32_t>{4, 5}, std::nullopt))->op_sharding()
-                .metadata_size(), 1);
+  EXPECT_EQ((*max->WithDevicesAndMemoryKind(std::vector<int32_t>{4, 5}, std::nullopt))
+                ->op_sharding()
+                .metadata_size(),
+            1);
   EXPECT_THAT(max->DebugString(), ::testing::HasSubstr("UNREDUCED over 2, to be combined by MAX"));
   EXPECT_FALSE(*max == *make("MIN"));
   EXPECT_FALSE(*max == *make("SUM"));

@@ -322,6 +322,7 @@ absl::StatusOr<Compiler::Compiled> Compiler::CompileAnew(const Target& target, c
     replace.emplace(*target.several);
   }
   absl::StatusOr<std::unique_ptr<pjrt::LoadedExecutable>> executable = target.client->Compile(request);
+  if (std::optional<absl::Status> why = CustomCalls::ExplainUntyped(executable.status())) return *why;
   if (!executable.ok() && CustomCalls::IsMissingTarget(executable.status())) {
     // JAX's custom calls are loaded when the first program wants one.
     if (custom_calls_->Load().ok()) executable = target.client->Compile(request);

@@ -62,6 +62,9 @@ for name in modules:
 )py";
 
 constexpr char kMissing[] = "No FFI handler registered for ";
+constexpr char kMissingUntyped[] = "No registered implementation for untyped custom call to ";
+// What JAX calls a function with a partitioning of its own.
+constexpr char kPartitioned[] = "CustomSPMDPartitioning";
 
 }  // namespace
 
@@ -129,6 +132,19 @@ void CustomCalls::Take(void* calls, const char* target, void* handler) ABSL_NO_T
 void CustomCalls::Note(void* calls, const char* problem) ABSL_NO_THREAD_SAFETY_ANALYSIS {
   base::OwnCode own;
   static_cast<CustomCalls*>(calls)->problems_.emplace_back(problem);
+}
+
+std::optional<absl::Status> CustomCalls::ExplainUntyped(const absl::Status& compile_error) {
+  const absl::string_view message = compile_error.message();
+  if (!absl::StrContains(message, kMissingUntyped)) return std::nullopt;
+  const absl::string_view advice =
+      absl::StrContains(message, absl::StrCat(kMissingUntyped, kPartitioned))
+          ? "a function with custom partitioning asks the process of its user how to be partitioned. With "
+            "the "
+            "Python package `helmway` there, XLA partitions it as any other"
+          : "no jaxlib has handlers of this form, and one that was registered in the client's process exists "
+            "only there";
+  return absl::Status(compile_error.code(), absl::StrCat(message, "; ", advice));
 }
 
 absl::Status CustomCalls::Explain(const absl::Status& compile_error) {

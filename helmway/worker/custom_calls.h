@@ -2,6 +2,7 @@
 #define HELMWAY_WORKER_CUSTOM_CALLS_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ class CustomCalls {
 
   // `compile_error` (of a program with a missing target, after Load) with what its reader can do.
   absl::Status Explain(const absl::Status& compile_error);
+
+  // The same of a program that has an untyped custom call that the plugin does not know, which Load can't
+  // help; none where that is not what is wrong.
+  static std::optional<absl::Status> ExplainUntyped(const absl::Status& compile_error);
 
  private:
   absl::Status LoadNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -44,6 +44,11 @@ def remember(client, target: str) -> None:
         _targets[key] = target
 
 
+def is_server(client) -> bool:
+    """Whether a client of JAX is connected to a Helmway server."""
+    return _session_key(client) is not None
+
+
 def _register() -> None:
     from jax._src import buffer_callback, callback, checkify, debugging
     from jax._src.interpreters import mlir as mlir_internals

@@ -44,10 +44,11 @@ def add_cpu() -> None:
 
 def register() -> None:
     """Registers the "proxy" backend. RuntimeError if JAX already runs on one."""
-    from helmway import _callbacks
+    from helmway import _callbacks, _custom_partitioning
     from jax.extend import backend
 
     _callbacks.enable()
+    _custom_partitioning.enable()
     # The priority counts only if the user names no platforms, and then the factory refuses.
     backend.register_backend_factory(_PLATFORM, _make_client, priority=-1)
 
