@@ -227,7 +227,8 @@ def groups(types):
             cases[f"auto/{k}"] = lambda x, y, z, f=f: f(z)
         yield name, cases, lambda z=z, a=arrays, s=z_sharding: (*a(ONE_AXIS), jax.device_put(z, s)), narrowed
         if name == "float32":
-            yield f"{name}/permuted", {k: per_device(f, PERMUTED) for k, f in TWO.items()}, lambda a=arrays: a(PERMUTED), narrowed
+            permuted = {k: per_device(f, PERMUTED) for k, f in TWO.items()}
+            yield f"{name}/permuted", permuted, lambda a=arrays: a(PERMUTED), narrowed
         if name in ("int32", "bfloat16", "complex64"):
             for case, function in pmaps().items():
                 yield f"{name}/{case}", {case: function}, lambda x=x, y=y: (x, y), narrowed

@@ -10,9 +10,6 @@ calling this process over a stream of its own (_callback_stream.py). For any oth
 
 import copy
 import functools
-import logging
-
-_logger = logging.getLogger(__name__)
 
 # XLA's partitioner looks for this name. JAX has another for callbacks that run on the shard of each device; its
 # partitioner is inside jaxlib.
@@ -22,20 +19,7 @@ _BUFFER_TARGET = "xla_buffer_python_cpu_callback"
 # What the server gives to the devices of each session (helmway/net/python_callbacks.proto).
 _KEY = "helmway_callback_key"
 
-_enabled = False
 _targets: dict[str, str] = {}  # addresses of servers by the key of the session
-
-
-def enable() -> None:
-    """Registers the lowering rules, once. Never raises: without them the client of JAX refuses callbacks."""
-    global _enabled
-    if _enabled:
-        return
-    _enabled = True
-    try:
-        _register()
-    except Exception:  # pylint: disable=broad-except
-        _logger.warning("this version of JAX is not known: Python callbacks will be refused", exc_info=True)
 
 
 def remember(client, target: str) -> None:
@@ -44,12 +28,15 @@ def remember(client, target: str) -> None:
         _targets[key] = target
 
 
-def is_server(client) -> bool:
-    """Whether a client of JAX is connected to a Helmway server."""
-    return _session_key(client) is not None
+def server_key(module_context) -> str | None:
+    """The key of the session with the Helmway server that a module is for, or None if it is for another backend."""
+    if len(module_context.platforms) != 1 or module_context.backend is None:
+        return None
+    return _session_key(module_context.backend)
 
 
-def _register() -> None:
+def register_rules() -> None:
+    """Registers the lowering rules. Without them the client of JAX refuses callbacks."""
     from jax._src import buffer_callback, callback, checkify, debugging
     from jax._src.interpreters import mlir as mlir_internals
     from jax.interpreters import mlir
@@ -77,9 +64,7 @@ def _session_key(client) -> str | None:
 
 def _connection_for(module_context):
     """The connection to the server that the module is for, or None if it is for another backend."""
-    if len(module_context.platforms) != 1 or module_context.backend is None:
-        return None
-    key = _session_key(module_context.backend)
+    key = server_key(module_context)
     if key is None:
         return None
     import jax

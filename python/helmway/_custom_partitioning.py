@@ -14,23 +14,11 @@ import logging
 
 _logger = logging.getLogger(__name__)
 
-_enabled = False
 _warned: set[str] = set()
 
 
-def enable() -> None:
-    """Registers the lowering rule, once. Never raises: without it the server refuses such programs."""
-    global _enabled
-    if _enabled:
-        return
-    _enabled = True
-    try:
-        _register()
-    except Exception:  # pylint: disable=broad-except
-        _logger.warning("this version of JAX is not known: custom partitioning will be refused", exc_info=True)
-
-
-def _register() -> None:
+def register_rules() -> None:
+    """Registers the lowering rules. Without them the server refuses such functions, and forgets inspections."""
     from jax._src import custom_partitioning, debugging
     from jax._src.interpreters import mlir as mlir_internals
     from jax.interpreters import mlir
@@ -85,8 +73,7 @@ def _lower_inspection(jax_rule, ctx, value, *, callback):
 def _is_for_server(ctx) -> bool:
     from helmway import _callbacks
 
-    backend = ctx.module_context.backend
-    return backend is not None and _callbacks.is_server(backend)
+    return _callbacks.server_key(ctx.module_context) is not None
 
 
 def _warn_once(text: str) -> None:

@@ -7,8 +7,12 @@ unknown platform. jax 0.12.0.1 has one; ours adds the check of versions, the tim
 Importing this module is cheap and changes nothing.
 """
 
+import functools
+import logging
 import os
 import sys
+
+_logger = logging.getLogger(__name__)
 
 _PLATFORM = "proxy"
 _INSECURE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
@@ -44,13 +48,23 @@ def add_cpu() -> None:
 
 def register() -> None:
     """Registers the "proxy" backend. RuntimeError if JAX already runs on one."""
-    from helmway import _callbacks, _custom_partitioning
     from jax.extend import backend
 
-    _callbacks.enable()
-    _custom_partitioning.enable()
+    _add_lowering_rules()
     # The priority counts only if the user names no platforms, and then the factory refuses.
     backend.register_backend_factory(_PLATFORM, _make_client, priority=-1)
+
+
+@functools.cache
+def _add_lowering_rules() -> None:
+    """Once. Never raises: what is missing then is refused when a program needs it."""
+    from helmway import _callbacks, _custom_partitioning
+
+    for module, what in ((_callbacks, "Python callbacks"), (_custom_partitioning, "custom partitioning")):
+        try:
+            module.register_rules()
+        except Exception:  # pylint: disable=broad-except
+            _logger.warning("this version of JAX is not known: %s will be refused", what, exc_info=True)
 
 
 def _make_client():
