@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,16 +25,29 @@ grpc::ByteBuffer MakeFrame(const google::protobuf::MessageLite& message, const b
   base::StoreLittleEndian(length, kLengthBytes, target);
   message.SerializeWithCachedSizesToArray(target + kLengthBytes);
   if (bytes.size == 0) return grpc::ByteBuffer(slices, 1);
+  slices[1] = ShareBytes(bytes);
+  return grpc::ByteBuffer(slices, 2);
+}
+
+grpc::Slice ShareBytes(const base::HostBytes& bytes) {
   auto* owner = new std::shared_ptr<const void>(bytes.owner);
   base::HappensBefore(owner);
-  slices[1] = grpc::Slice(
+  return grpc::Slice(
       const_cast<uint8_t*>(bytes.data), static_cast<size_t>(bytes.size),
-      [](void* sent) {
-        base::HappensAfter(sent);
-        delete static_cast<std::shared_ptr<const void>*>(sent);
+      [](void* dropped) {
+        base::HappensAfter(dropped);
+        delete static_cast<std::shared_ptr<const void>*>(dropped);
       },
       owner);
-  return grpc::ByteBuffer(slices, 2);
+}
+
+std::optional<size_t> FrameReader::OpenBegin(absl::Span<const uint8_t> begin,
+                                             google::protobuf::MessageLite* message) {
+  if (begin.size() < kLengthBytes) return std::nullopt;
+  const size_t length = base::LoadLittleEndian(begin.data(), kLengthBytes);
+  if (length > begin.size() - kLengthBytes) return std::nullopt;
+  if (!message->ParseFromArray(begin.data() + kLengthBytes, static_cast<int>(length))) return std::nullopt;
+  return kLengthBytes + length;
 }
 
 absl::StatusOr<FrameReader> FrameReader::Open(const grpc::ByteBuffer& frame,
@@ -83,7 +97,7 @@ void FrameReader::CopyTo(uint8_t* target) const {
       skip -= slice.size();
       continue;
     }
-    std::memcpy(target, slice.begin() + skip, slice.size() - skip);
+    if (slice.begin() + skip != target) std::memcpy(target, slice.begin() + skip, slice.size() - skip);
     target += slice.size() - skip;
     skip = 0;
   }

@@ -15,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/completion_tag.h"
-#include "helmway/net/socket_thread.h"
 
 namespace helmway::net {
 namespace {
@@ -120,6 +119,14 @@ class End : public MessageStream, public SocketUser, public std::enable_shared_f
       if (discards_) return;
     }
     receiver_->OnMessage(frame);
+  }
+
+  std::optional<FrameRest> OnFrameBegin(absl::Span<const uint8_t> begin, size_t size) final {
+    {
+      base::MutexLock lock(&mu_);
+      if (discards_) return std::nullopt;
+    }
+    return receiver_->OnMessageBegin(begin, size);
   }
 
   void OnFlushed() final {

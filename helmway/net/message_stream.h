@@ -7,12 +7,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "helmway/net/grpc_server.h"
+#include "helmway/net/socket_thread.h"
 
 namespace helmway::net {
 
@@ -44,6 +47,11 @@ class MessageReceiver {
  public:
   virtual ~MessageReceiver() = default;
   virtual void OnMessage(grpc::ByteBuffer& message) = 0;
+  // The first bytes of a large message of `size` bytes have come over a socket. Where its rest belongs, which
+  // `begin` has the start of, if that is known; the message then comes with its last slice there.
+  virtual std::optional<FrameRest> OnMessageBegin(absl::Span<const uint8_t> /*begin*/, size_t /*size*/) {
+    return std::nullopt;
+  }
   // The stream has ended, and nothing comes after this. OK: the peer ended it in good order. UNAVAILABLE: the
   // connection was lost or never made. Comes once.
   virtual void OnEnd(const absl::Status& status) = 0;

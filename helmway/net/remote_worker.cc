@@ -159,6 +159,9 @@ class RemoteSession final : public cluster::SessionLink, public std::enable_shar
   // ---- From the streams ----
   absl::Status OnEvent(const grpc::ByteBuffer& message);
   absl::Status OnPiece(const grpc::ByteBuffer& message);
+  std::optional<FrameRest> OnPieceBegin(absl::Span<const uint8_t> begin, size_t size) {
+    return PlaceBulkPiece(transfers_, begin, size);
+  }
   void OnLost(const absl::Status& status);
 
  private:
@@ -223,6 +226,9 @@ class PieceReceiver final : public MessageReceiver {
   explicit PieceReceiver(std::shared_ptr<RemoteSession> session) : session_(std::move(session)) {}
   void OnMessage(grpc::ByteBuffer& message) override {
     if (absl::Status status = session_->OnPiece(message); !status.ok()) session_->OnLost(status);
+  }
+  std::optional<FrameRest> OnMessageBegin(absl::Span<const uint8_t> begin, size_t size) override {
+    return session_->OnPieceBegin(begin, size);
   }
   void OnEnd(const absl::Status& status) override { std::exchange(session_, nullptr)->OnLost(status); }
 

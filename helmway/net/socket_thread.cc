@@ -33,6 +33,7 @@
 #include "helmway/base/local_addresses.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
+#include "helmway/net/frame.h"
 
 namespace helmway::net {
 namespace {
@@ -43,6 +44,11 @@ constexpr size_t kTokenBytes = 32;
 constexpr char kWelcome = 'W';
 // Read at once: many small frames, or what begins and ends large ones.
 constexpr size_t kReadBytes = 256 << 10;
+// Of a frame from here on the user is asked where its rest belongs, once this much has come.
+constexpr size_t kLargeFrameBytes = 64 << 10;
+constexpr size_t kBeginBytes = 256;
+// Read at once after the rest of a large frame. What begins the next one is copied, so not much.
+constexpr size_t kReadBehindBytes = 4096;
 // Memory for a large frame is taken as it comes: its length alone must cost nothing.
 constexpr size_t kBlockBytes = (1 << 20) + 4096;
 // What a Unix socket and the kernel's limit allow of it; TCP finds its own.
@@ -131,19 +137,20 @@ class Incoming {
   // Where the next bytes should go: the rest of a frame that has begun, then `more`. The number of pieces.
   int Next(iovec* pieces, uint8_t* more, size_t more_bytes) {
     int count = 0;
-    if (in_body_) {
+    if (in_body_ && !asks_) {
       uint8_t* const rest = Rest();
       pieces[count++] = {rest, RestBytes()};
+      if (missing_ >= kLargeFrameBytes) more_bytes = std::min(more_bytes, kReadBehindBytes);
     }
     pieces[count++] = {more, more_bytes};
     return count;
   }
 
-  // So many bytes have come where Next said. Calls `take` with each frame that is whole, until it returns
-  // false. INVALID_ARGUMENT: this is no frame.
-  template <typename Take>
-  absl::Status Add(const uint8_t* more, size_t bytes, Take take) {
-    if (in_body_) {
+  // So many bytes have come where Next said. Calls `place` when a large frame has begun, and `take` with each
+  // frame that is whole, until it returns false. INVALID_ARGUMENT: this is no frame.
+  template <typename Place, typename Take>
+  absl::Status Add(const uint8_t* more, size_t bytes, Place place, Take take) {
+    if (in_body_ && !asks_) {
       const size_t direct = std::min(bytes, RestBytes());
       filled_ += direct;
       missing_ -= direct;
@@ -171,6 +178,17 @@ class Incoming {
           if (!Finish(take)) return absl::OkStatus();
           continue;
         }
+        asks_ = size >= kLargeFrameBytes;
+      }
+      if (asks_) {
+        const size_t part = std::min(bytes, kBeginBytes - begin_bytes_);
+        std::memcpy(begin_ + begin_bytes_, more, part);
+        begin_bytes_ += part;
+        more += part;
+        bytes -= part;
+        if (begin_bytes_ < kBeginBytes) return absl::OkStatus();
+        asks_ = false;
+        Begin(place(absl::MakeConstSpan(begin_, std::exchange(begin_bytes_, 0)), missing_));
       }
       while (bytes > 0 && missing_ > 0) {
         uint8_t* const rest = Rest();
@@ -189,6 +207,20 @@ class Incoming {
   bool between_frames() const { return !in_body_ && header_bytes_ == 0; }
 
  private:
+  // The first kBeginBytes of a frame have come.
+  void Begin(const std::optional<FrameRest>& rest) {
+    size_t placed = kBeginBytes;
+    if (rest) {
+      placed = kBeginBytes - rest->offset;
+      blocks_.emplace_back(begin_, rest->offset);
+      blocks_.push_back(ShareBytes({rest->owner, rest->data, static_cast<int64_t>(missing_ - rest->offset)}));
+      filled_ = 0;
+    }
+    std::memcpy(Rest(), begin_ + kBeginBytes - placed, placed);
+    filled_ += placed;
+    missing_ -= kBeginBytes;
+  }
+
   // Room for the next bytes of the frame.
   uint8_t* Rest() {
     if (blocks_.empty() || filled_ == blocks_.back().size()) {
@@ -212,6 +244,9 @@ class Incoming {
   uint8_t header_[kHeaderBytes];
   size_t header_bytes_ = 0;
   bool in_body_ = false;
+  bool asks_ = false;  // in a body whose first bytes are not all here; what has come of them is in begin_
+  uint8_t begin_[kBeginBytes];
+  size_t begin_bytes_ = 0;
   size_t missing_ = 0;  // of the frame; not 0 between calls while in a body
   std::vector<grpc::Slice> blocks_;
   size_t filled_ = 0;  // of the last block
@@ -470,8 +505,10 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
       EndReads();
       return user_->OnPeerEnd();
     }
-    const absl::Status status =
-        incoming_.Add(loop_->buffer_.data(), static_cast<size_t>(got), [this](grpc::ByteBuffer& frame) {
+    const absl::Status status = incoming_.Add(
+        loop_->buffer_.data(), static_cast<size_t>(got),
+        [this](absl::Span<const uint8_t> begin, size_t size) { return user_->OnFrameBegin(begin, size); },
+        [this](grpc::ByteBuffer& frame) {
           user_->OnFrame(frame);
           return !released_.load();
         });

@@ -3,7 +3,10 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -11,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 
 namespace helmway::net {
 
@@ -37,6 +41,13 @@ class Socket {
   virtual void ReleaseInOrder() = 0;
 };
 
+// Memory for what a frame holds from byte `offset` on, however much that is.
+struct FrameRest {
+  size_t offset = 0;
+  std::shared_ptr<void> owner;
+  uint8_t* data = nullptr;
+};
+
 // What is told about one connection, on the thread of sockets, one call at a time, with no lock held. Must
 // not block.
 class SocketUser {
@@ -45,6 +56,11 @@ class SocketUser {
   // First, and last as well if it brings an error.
   virtual void OnConnected(absl::StatusOr<std::shared_ptr<Socket>> socket) = 0;
   virtual void OnFrame(grpc::ByteBuffer& frame) = 0;
+  // The first bytes of a large frame of `size` bytes have come. Where its rest belongs, which `begin` has the
+  // start of, if that is known; the frame then comes with its last slice there.
+  virtual std::optional<FrameRest> OnFrameBegin(absl::Span<const uint8_t> /*begin*/, size_t /*size*/) {
+    return std::nullopt;
+  }
   // The frame that was kPending is written.
   virtual void OnFlushed() = 0;
   // The peer has ended its writes: no frame comes after this.

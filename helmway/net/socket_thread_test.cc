@@ -9,20 +9,25 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "helmway/base/little_endian.h"
 #include "helmway/base/mutex.h"
 
 namespace helmway::net {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 grpc::ByteBuffer Frame(const std::string& text) {
@@ -40,10 +45,21 @@ class User final : public SocketUser {
     if (socket.ok()) socket_ = *std::move(socket);
   }
   void OnFrame(grpc::ByteBuffer& frame) override {
-    grpc::Slice slice;
-    EXPECT_TRUE(frame.DumpToSingleSlice(&slice).ok());
+    std::vector<grpc::Slice> slices;
+    EXPECT_TRUE(frame.Dump(&slices).ok());
+    const auto expected = std::exchange(expected_rest_, nullptr);
+    EXPECT_TRUE(expected == nullptr || slices.back().begin() == reinterpret_cast<uint8_t*>(expected->data()));
     base::MutexLock lock(&mu_);
-    frames_.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
+    std::string& text = frames_.emplace_back();
+    for (const grpc::Slice& slice : slices) text.append(slice.begin(), slice.end());
+  }
+  // A frame that begins with "+" and three digits has memory of the user's from that byte on.
+  std::optional<FrameRest> OnFrameBegin(absl::Span<const uint8_t> begin, size_t size) override {
+    EXPECT_EQ(expected_rest_, nullptr);
+    if (begin[0] != '+') return std::nullopt;
+    const auto offset = static_cast<size_t>(std::stoi(std::string(begin.begin() + 1, begin.begin() + 4)));
+    expected_rest_ = std::make_shared<std::string>(size - offset, '\0');
+    return FrameRest{offset, expected_rest_, reinterpret_cast<uint8_t*>(expected_rest_->data())};
   }
   void OnFlushed() override {
     base::MutexLock lock(&mu_);
@@ -100,6 +116,7 @@ class User final : public SocketUser {
     socket_->Release();
   }
 
+  std::shared_ptr<std::string> expected_rest_;  // of the thread of sockets
   base::Mutex mu_;
   bool connected_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -206,6 +223,49 @@ TEST_P(SocketThreadTest, LargeFramesComeWholeAfterTheKernelHasTakenWhatItCould) 
   EXPECT_TRUE(frames[0] == large);
   EXPECT_EQ(frames[1], "");
   invited_->WaitForRelease();
+}
+
+TEST_P(SocketThreadTest, RestsOfLargeFramesComeWhereTheUserWantsThem) {
+  const int fd = TakeUpByHand(Invite(inviting_));
+  std::vector<std::string> frames;
+  std::string bytes;
+  auto add = [&](size_t size, const std::string& begin) {
+    std::string& frame = frames.emplace_back(size, '\0');
+    for (size_t i = 0; i < size; ++i) frame[i] = static_cast<char>(i * 2654435761U >> 24);
+    frame.replace(0, begin.size(), begin);
+    const size_t header = bytes.size();
+    bytes.resize(header + 4);
+    base::StoreLittleEndian(size, 4, reinterpret_cast<uint8_t*>(&bytes[header]));
+    bytes += frame;
+  };
+  for (const char* begin : {"+004", "+017", "+255", "+256", "", "+100", "+000"}) {
+    for (const size_t size : {size_t{64} << 10, size_t{1} << 20, (size_t{3} << 20) + 1}) {
+      add(size, begin);
+      add(7, "");  // behind it, at once
+    }
+  }
+  add((64 << 10) - 1, "+not asked");
+  size_t written = 0;
+  // Cut anywhere, also within what begins a frame, and in between so that many frames are read together.
+  for (size_t i = 0; written < bytes.size(); ++i) {
+    const size_t step = i % 3 == 0 ? 1 + i % 300 : i % 3 == 1 ? 60'000 : 300'000;
+    const ssize_t sent = ::send(fd, bytes.data() + written, std::min(step, bytes.size() - written), 0);
+    ASSERT_GT(sent, 0);
+    written += static_cast<size_t>(sent);
+  }
+  const auto got = inviting_->WaitForFrames(frames.size());
+  ASSERT_EQ(got.size(), frames.size());
+  for (size_t i = 0; i < frames.size(); ++i) EXPECT_TRUE(got[i] == frames[i]) << i;
+  ::close(fd);
+  EXPECT_EQ(inviting_->WaitForRelease(), "peer's end");
+}
+
+TEST_P(SocketThreadTest, AConnectionMayBeLostWithinTheRestOfAFrame) {
+  const int fd = TakeUpByHand(Invite(inviting_));
+  std::string bytes = absl::StrCat(std::string("\0\0\x10\0", 4), "+004", std::string(100'000, 'x'));
+  ASSERT_EQ(::send(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  ::close(fd);
+  EXPECT_THAT(inviting_->WaitForRelease(), HasSubstr("within a message"));
 }
 
 // The kernel throws away what a peer has not read yet when a socket is closed and the peer sends more.

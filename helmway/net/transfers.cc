@@ -69,6 +69,26 @@ absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, const base::Hos
                  [&](uint8_t* target) { std::memcpy(target, piece.data, static_cast<size_t>(piece.size)); });
 }
 
+Transfers::Incoming* Transfers::Find(uint64_t transfer, int64_t size, int64_t piece_size) {
+  Incoming& incoming = incoming_[transfer];
+  if (incoming.size < 0) {
+    if (transfer == 0 || size < 0) return nullptr;
+    incoming.size = size;
+    incoming.block = memory_->Allocate(size);
+  }
+  const bool fits = size == incoming.size && piece_size <= incoming.size - incoming.received;
+  return fits ? &incoming : nullptr;
+}
+
+std::optional<FrameRest> Transfers::OnPieceBegin(uint64_t transfer, int64_t size, size_t offset,
+                                                 int64_t piece_size) {
+  base::MutexLock lock(&mu_);
+  if (!failed_.ok()) return std::nullopt;
+  const Incoming* incoming = Find(transfer, size, piece_size);
+  if (incoming == nullptr || !incoming->block.ok()) return std::nullopt;
+  return FrameRest{offset, incoming->block->owner, incoming->block->data + incoming->received};
+}
+
 absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, int64_t piece_size,
                                 absl::FunctionRef<void(uint8_t*)> copy) {
   Receive receive;
@@ -76,16 +96,13 @@ absl::Status Transfers::OnPiece(uint64_t transfer, int64_t size, int64_t piece_s
   {
     base::MutexLock lock(&mu_);
     if (!failed_.ok()) return absl::OkStatus();
-    Incoming& incoming = incoming_[transfer];
-    if (incoming.size < 0) {
-      if (transfer == 0 || size < 0) return absl::InvalidArgumentError("a transfer without a name or a size");
-      incoming.size = size;
-      incoming.block = memory_->Allocate(size);
+    Incoming* const found = Find(transfer, size, piece_size);
+    if (found == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("a piece of ", piece_size, " bytes of transfer ",
+                                                     transfer, ", of ", size,
+                                                     " bytes, which has no name or announced other bytes"));
     }
-    if (size != incoming.size || piece_size > incoming.size - incoming.received) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("transfer ", transfer, " brings more bytes than it announced"));
-    }
+    Incoming& incoming = *found;
     // Only this stream's thread writes to the block, and nobody reads it before it is complete.
     if (incoming.block.ok()) copy(incoming.block->data + incoming.received);
     incoming.received += piece_size;
@@ -135,6 +152,14 @@ void Transfers::Fail(const absl::Status& status) {
   for (auto& [transfer, incoming] : failed) {
     if (incoming.receive) incoming.receive(status);
   }
+}
+
+std::optional<FrameRest> PlaceBulkPiece(Transfers& transfers, absl::Span<const uint8_t> begin, size_t size) {
+  cluster::proto::Piece piece;
+  const std::optional<size_t> offset = FrameReader::OpenBegin(begin, &piece);
+  if (!offset) return std::nullopt;
+  return transfers.OnPieceBegin(piece.transfer(), piece.size(), *offset,
+                                static_cast<int64_t>(size - *offset));
 }
 
 absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,

@@ -1,9 +1,13 @@
 #ifndef HELMWAY_NET_TRANSFERS_H_
 #define HELMWAY_NET_TRANSFERS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -11,10 +15,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "helmway/base/host_memory.h"
 #include "helmway/base/mutex.h"
 #include "helmway/net/frame.h"
 #include "helmway/net/message_stream.h"
+#include "helmway/net/socket_thread.h"
 
 namespace helmway::net {
 
@@ -48,6 +54,10 @@ class Transfers {
   // The name of a transfer whose pieces the caller sends, in order.
   uint64_t Name();
 
+  // The first bytes of a piece have come, in a message that has `piece_size` raw bytes from `offset` on.
+  // Where those belong; none if that can't be told.
+  std::optional<FrameRest> OnPieceBegin(uint64_t transfer, int64_t size, size_t offset, int64_t piece_size);
+
   // A piece has come. INVALID_ARGUMENT: the peer breaks the rules, and the stream should end.
   absl::Status OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece);
   absl::Status OnPiece(uint64_t transfer, int64_t size, const base::HostBytes& piece);
@@ -66,6 +76,8 @@ class Transfers {
     int64_t received = 0;
     Receive receive;
   };
+  // Adds a transfer to those that come, or finds it there. Null if the piece does not fit in.
+  Incoming* Find(uint64_t transfer, int64_t size, int64_t piece_size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status OnPiece(uint64_t transfer, int64_t size, int64_t piece_size,
                        absl::FunctionRef<void(uint8_t*)> copy);
   void SendPieces(const std::shared_ptr<MessageStream>& stream, uint64_t transfer,
@@ -81,6 +93,9 @@ class Transfers {
   absl::flat_hash_map<uint64_t, Incoming> incoming_ ABSL_GUARDED_BY(mu_);
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
 };
+
+// OnPieceBegin for a frame that MakeBulkPiece made.
+std::optional<FrameRest> PlaceBulkPiece(Transfers& transfers, absl::Span<const uint8_t> begin, size_t size);
 
 // The raw bytes behind a message (`what`, for errors) that announces `size` of them: those of its frame
 // (null: none), or of a transfer, if its number is not 0. `receive` may be called later, on another thread.

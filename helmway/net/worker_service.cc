@@ -192,6 +192,9 @@ class BulkReceiver final : public MessageReceiver {
     const absl::Status status = Take(message);
     if (!status.ok()) stream_->Close(status);
   }
+  std::optional<FrameRest> OnMessageBegin(absl::Span<const uint8_t> begin, size_t size) override {
+    return session_ == nullptr ? std::nullopt : PlaceBulkPiece(session_->transfers, begin, size);
+  }
   void OnEnd(const absl::Status& /*status*/) override {
     stream_ = nullptr;
     if (session_ == nullptr) return;
@@ -226,6 +229,13 @@ class PeerReceiver final : public MessageReceiver {
   void OnMessage(grpc::ByteBuffer& message) override {
     const absl::Status status = Take(message);
     if (!status.ok()) stream_->Close(status);
+  }
+  std::optional<FrameRest> OnMessageBegin(absl::Span<const uint8_t> begin, size_t size) override {
+    proto::PeerMessage peer;
+    const std::optional<size_t> offset = FrameReader::OpenBegin(begin, &peer);
+    if (!transfers_ || !offset || !peer.has_piece()) return std::nullopt;
+    return transfers_->OnPieceBegin(peer.piece().transfer(), peer.piece().size(), *offset,
+                                    static_cast<int64_t>(size - *offset));
   }
   void OnEnd(const absl::Status& status) override {
     stream_ = nullptr;
