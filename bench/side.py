@@ -181,17 +181,18 @@ class Workloads:
     f = self.keep(("spread.f", loops), make)
     return seconds_of_chain(f, x, count)
 
-  def move(self, size):
-    """From the first device to the last: until the copy is ready."""
+  def move(self, size, count=1):
+    """From the first device to the last, `count` times: until all copies are ready, seconds for each."""
     first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     x = self.keep(("move", size), lambda: jax.block_until_ready(
         jax.jit(lambda: jnp.arange(size // 4, dtype=np.float32), out_shardings=first)()))
     start = clock()
-    y = jax.device_put(x, jax.devices()[-1])
-    y.block_until_ready()
+    copies = [jax.device_put(x, jax.devices()[-1]) for _ in range(count)]
+    jax.block_until_ready(copies)
     duration = clock() - start
-    y.delete()
-    return duration
+    for y in copies:
+      y.delete()
+    return duration / count
 
   def allreduce(self, size, count):
     """One program with a chain of `count` all-reduces, of so many bytes of float32 on each device; seconds for each."""
