@@ -118,6 +118,7 @@ def test_other_backends_are_as_before(server):
     assert run_python(script, env=server.environment()).stdout == "False [0.0, 2.0, 4.0]\nTrue [0.0, 2.0, 4.0]\n"
 
 
+@pytest.mark.one_jax
 def test_arrays_of_hundreds_of_megabytes(server):
     script = """if True:
         import jax, jax.numpy as jnp, numpy as np

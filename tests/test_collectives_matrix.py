@@ -38,7 +38,8 @@ def is_wanted(case, result):
     return "error" not in result and not refused
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(
+    "workers", [4, pytest.param(2, marks=pytest.mark.one_jax), pytest.param(8, marks=pytest.mark.one_jax)])
 def test_as_on_one_process(workers, reference, helmway_binary, tmp_path, tmp_path_factory):
     # The second cluster and the third load what the first has compiled.
     cache = tmp_path_factory.getbasetemp() / "collectives_cache"

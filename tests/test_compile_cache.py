@@ -166,6 +166,7 @@ def test_a_bucket_that_cannot_be_reached_costs_a_warning(helmway_binary, front, 
     assert "gs://bucket/x/helmway-cache can't be read" in outcome.log
 
 
+@pytest.mark.one_jax
 def test_killed_while_publishing(helmway_binary, front):
     front.fault = lambda method, path: "hang" if gcs_front.is_upload(method, path) else None
     server = Server(helmway_binary, "--gcs_scratch_location=gs://bucket/x", environment=front.environment())
@@ -188,6 +189,7 @@ def with_another_plugin(entry):
     return prefix + hashlib.sha256(prefix + changed + body).digest() + changed + body
 
 
+@pytest.mark.one_jax
 @pytest.mark.parametrize("harm", ["truncated", "empty", "one bit", "another plugin", "torn"])
 def test_bad_entries_are_told_and_replaced(helmway_binary, tmp_path, harm):
     run(helmway_binary, tmp_path)

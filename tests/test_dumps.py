@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from conftest import clean_environment, run_python
 
 PROGRAM = """if True:
@@ -114,6 +116,7 @@ def test_a_program_may_ask_for_itself_below_the_scratch_location_only(helmway_bi
     assert list(pathlib.Path(tmp_path, "scratch/mine/index/jit_named").iterdir())
 
 
+@pytest.mark.one_jax
 def test_bad_flags_and_places_end_nothing(helmway_binary, tmp_path):
     done = run(helmway_binary, "--xla_dump_to=s3://nowhere", "--xla_dump_hlo_as_text")
     assert "no dumps: " in done.stderr and "s3://nowhere" in done.stderr

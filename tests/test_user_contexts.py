@@ -1,7 +1,9 @@
 """An error shows the line of the program that caused it, and a program's memory does not grow with its requests."""
 
-import raw_client
 import textwrap
+
+import pytest
+import raw_client
 
 from conftest import run_python
 from raw_client import DATA_LOSS, OK, Connection, array_spec, device_id, message, on_device
@@ -81,6 +83,7 @@ def test_errors_show_the_line_that_caused_them(server):
     run_python(FAILING, env=server.environment())
 
 
+@pytest.mark.one_jax
 def test_memory_of_a_client_does_not_grow_with_its_requests(server):
     # A client that is told nothing keeps more than 2000 bytes for these requests.
     done = run_python(GROWTH.replace("ROUNDS", "5_000"), env=server.environment())
