@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import network_hosts
 import pytest
@@ -62,6 +63,36 @@ def test_programs_and_arrays_span_hosts(cluster, hosts):
     assert all(3 * 2**19 <= count < 2**25 for count in sent), sent
     for worker in cluster.workers:
         assert not re.search(f"{NO_SHARED_MEMORY}|{NOT_MAPPED}", worker.log()), worker.log()
+
+
+HOLDS = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+x = jax.device_put(np.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x")))
+jax.block_until_ready(jax.jit(lambda a: a + a.sum())(x))
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_messages_come_to_the_port_that_a_firewall_may_have_open(helmway_binary, hosts):
+    with starting(helmway_binary) as start:
+        cluster = Cluster(start, 1, 2, 1, network_hosts=hosts, worker_flags=("--message_port=29010",))
+        cluster.proxy = Proxy(start, cluster.address)
+        program = start_python(HOLDS, env=cluster.proxy.environment())
+        assert program.stdout.readline() == "ready\n"
+        for host in range(2):
+            table = subprocess.run([*hosts.words(host), "cat", "/proc/net/tcp6"], capture_output=True, check=True).stdout
+            connected = [row.split()[1:4] for row in table.decode().splitlines() if f":{29010:04X} " in row]
+            # Commands and bytes of the proxy's session, and what the other worker has to say.
+            assert sum(own.endswith(f":{29010:04X}") and state == "01" for own, _, state in connected) >= 3, connected
+        program.communicate("\n", timeout=seconds(60))
+        assert program.returncode == 0
+        for worker in cluster.workers:
+            assert "go through gRPC" not in worker.log(), worker.log()
 
 
 UNPLUGGED = """

@@ -515,8 +515,23 @@ TEST_F(CommandTest, AWorkerListensWhileItsManagerIsNotThere) {
   EXPECT_THAT(log.lines, Contains("Pathways Server serving on [::]:4713"));
   EXPECT_EQ(worker_options_->plugin.path, plugin_);
   EXPECT_NE(worker_options_->incarnation, 0u);
+  EXPECT_EQ(worker_options_->message_port, 0);
   EXPECT_THAT(worker_events_, ElementsAre("end with 143"));
   EXPECT_FALSE(manager_options_.has_value());
+}
+
+TEST_F(CommandTest, AWorkerListensForMessagesWhereItIsTold) {
+  LogLines log;
+  on_start_ = [] { kill(getpid(), SIGTERM); };
+  int port;
+  {
+    BusyPort free_again;
+    port = free_again.port();
+  }
+  Run({"server", "--server_port=0", "--resource_manager_address=helmway.invalid:29001",
+absl::StrCat("--message_port=", port)});
+  ASSERT_TRUE(worker_options_.has_value()) << err_.str();
+  EXPECT_EQ(worker_options_->message_port, port);
 }
 
 TEST_F(CommandTest, AWorkerWithoutDevicesFails) {
@@ -541,6 +556,16 @@ TEST_F(CommandTest, AWorkerRefusesWhatCannotBe) {
   environment_.erase("MEGASCALE_SLICE_ID");
   EXPECT_EQ(Run({"server", "--resource_manager_address=head:29001", "--pjrt_plugin=/none.so"}), kExitFailure);
   EXPECT_THAT(err_.str(), HasSubstr("/none.so"));
+  BusyPort busy;
+  EXPECT_EQ(Run({"server", "--resource_manager_address=head:29001", "--server_port=0",
+                 absl::StrCat("--message_port=", busy.port())}),
+            kExitFailure);
+  EXPECT_THAT(err_.str(), HasSubstr(absl::StrCat("port ", busy.port(), " is already in use")));
+  EXPECT_THAT(err_.str(), HasSubstr("--message_port"));
+  EXPECT_EQ(
+      Run({"server", "--resource_manager_address=head:29001", "--server_port=4711", "--message_port=4711"}),
+      kExitUsage);
+  EXPECT_THAT(err_.str(), HasSubstr("--message_port=4711: that is the --server_port"));
   EXPECT_FALSE(worker_options_.has_value());
 }
 

@@ -89,6 +89,7 @@ struct WorkerOptions {
   int port = 0;
   std::string resource_manager_address;  // empty: not given
   std::string scratch_location;          // empty: none
+  int message_port = 0;                  // 0: any
   std::string sidecar_shm_directory;     // empty: none
   std::string python;                    // empty: look for it
   std::optional<int32_t> slice;          // --slice_id

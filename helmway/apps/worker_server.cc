@@ -51,6 +51,7 @@ class WorkerServerImpl final : public WorkerServer {
   absl::Status Listen() {
     // A plugin that can't be loaded is better known now than when there is a place.
     HELMWAY_RETURN_IF_ERROR(pjrt::Plugin::Load(options_.plugin.path).status());
+    if (options_.message_port != 0) HELMWAY_RETURN_IF_ERROR(calls_.sockets().ListenForHosts());
     HELMWAY_ASSIGN_OR_RETURN(
         grpc_, net::GrpcServer::Start(options_.listen_address, {}, {service_.service.get()}, &calls_));
     return absl::OkStatus();
@@ -140,7 +141,7 @@ class WorkerServerImpl final : public WorkerServer {
   std::shared_ptr<cluster::KeyValueClient> key_values_ ABSL_GUARDED_BY(mu_);  // null: it needs none
   uint64_t slice_generation_ = 0;  // of the thread of the registration
   // Destroyed from the bottom up: no stream outlives the worker, and no worker the streams to its peers.
-  net::CompletionThread calls_;
+  net::CompletionThread calls_{options_.message_port};
   net::MessageStreamClient streams_{&calls_};
   std::unique_ptr<worker::Worker> worker_;
   net::LateWorkerService service_;

@@ -27,6 +27,7 @@ struct WorkerTimeouts {
 
 struct WorkerServerOptions {
   std::string listen_address;  // "127.0.0.1:0", "[::]:29005"
+  uint16_t message_port = 0;   // TCP, for messages from other hosts; 0: any
   PluginChoice plugin;
   std::string python;            // command whose jaxlib has JAX's custom calls; empty = none
   std::string scratch_location;  // where compiled programs persist; empty = in memory only

@@ -32,8 +32,9 @@ class Busy {
 
 }  // namespace
 
-CompletionThread::CompletionThread()
-    : builder_(std::make_unique<grpc::ServerBuilder>()),
+CompletionThread::CompletionThread(uint16_t message_port)
+    : sockets_(message_port),
+      builder_(std::make_unique<grpc::ServerBuilder>()),
       queue_(builder_->AddCompletionQueue()),
       thread_([this] { Run(); }),
       stand_in_([this] { StandIn(); }) {}

@@ -27,7 +27,8 @@ namespace helmway::net {
 // process for lost; what they bring waits.
 class CompletionThread {
  public:
-  CompletionThread();
+  // `message_port`: the sockets' TCP port; 0: any.
+  explicit CompletionThread(uint16_t message_port = 0);
   // All calls have ended, and their server has shut down.
   ~CompletionThread();
   CompletionThread(const CompletionThread&) = delete;

@@ -33,6 +33,7 @@
 #include "helmway/base/local_addresses.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
+#include "helmway/base/status.h"
 #include "helmway/net/frame.h"
 
 namespace helmway::net {
@@ -256,7 +257,10 @@ class Incoming {
 
 class SocketThread::Loop {
  public:
-  Loop() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  explicit Loop(uint16_t tcp_port)
+      : tcp_port_(tcp_port),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kWake;
@@ -275,6 +279,7 @@ class SocketThread::Loop {
   }
 
   absl::StatusOr<std::string> Invite(absl::string_view peer, std::shared_ptr<SocketUser> user);
+  absl::Status ListenForHosts();
   void Withdraw(const std::string& invitation);
   void Connect(absl::string_view peer, absl::string_view invitation, absl::Duration timeout,
                std::shared_ptr<SocketUser> user);
@@ -318,6 +323,7 @@ class SocketThread::Loop {
   void DropLate();
   std::shared_ptr<SocketUser> Invited(const std::string& token);
 
+  const uint16_t tcp_port_;  // 0: any
   const int epoll_;
   const int wake_;
   std::atomic<bool> ends_{false};
@@ -330,7 +336,7 @@ class SocketThread::Loop {
   std::atomic<int> unix_listener_{-1};  // set under mu_
   std::atomic<int> tcp_listener_{-1};
   std::string unix_name_ ABSL_GUARDED_BY(mu_);
-  int tcp_port_ ABSL_GUARDED_BY(mu_) = 0;
+  int tcp_listener_port_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Of the thread.
   absl::flat_hash_map<uint64_t, std::shared_ptr<Connection>> connections_;
@@ -645,6 +651,13 @@ absl::StatusOr<std::string> SocketThread::Loop::Invite(absl::string_view peer,
   return invitation;
 }
 
+absl::Status SocketThread::Loop::ListenForHosts() {
+  base::MutexLock lock(&mu_);
+  HELMWAY_RETURN_IF_ERROR(ListenTcp().status());
+  Begin();
+  return absl::OkStatus();
+}
+
 void SocketThread::Loop::Withdraw(const std::string& invitation) {
   std::shared_ptr<SocketUser> dropped;  // after the lock
   base::MutexLock lock(&mu_);
@@ -683,6 +696,7 @@ absl::StatusOr<std::string> SocketThread::Loop::ListenUnix() {
 
 absl::StatusOr<std::string> SocketThread::Loop::ListenTcp() {
   if (tcp_listener_ < 0) {
+    // Zeros, but for the port: all interfaces.
     sockaddr_storage address{};
     socklen_t size;
     int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -690,25 +704,31 @@ absl::StatusOr<std::string> SocketThread::Loop::ListenTcp() {
       const int zero = 0;
       ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof(zero));
       address.ss_family = AF_INET6;
+      reinterpret_cast<sockaddr_in6*>(&address)->sin6_port = htons(tcp_port_);
       size = sizeof(sockaddr_in6);
     } else {  // a host without IPv6
       fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
       if (fd < 0) return LostByErrno("a TCP socket");
       address.ss_family = AF_INET;
+      reinterpret_cast<sockaddr_in*>(&address)->sin_port = htons(tcp_port_);
       size = sizeof(sockaddr_in);
     }
+    // Connections of a process that has gone keep no port from the next one.
+    const int one = 1;
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (::bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
         ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-      const absl::Status status = LostByErrno("a TCP socket");
+      const absl::Status status = LostByErrno(absl::StrCat("listening on TCP port ", tcp_port_));
       ::close(fd);
       return status;
     }
-    tcp_port_ = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                                    : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+    tcp_listener_port_ =
+        ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                            : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
     tcp_listener_ = fd;
     Listen(fd, kTcpListener);
   }
-  return absl::StrCat("tcp:", tcp_port_);
+  return absl::StrCat("tcp:", tcp_listener_port_);
 }
 
 void SocketThread::Loop::Listen(int fd, uint64_t name) {
@@ -865,8 +885,10 @@ void SocketThread::Loop::Run() {
   }
 }
 
-SocketThread::SocketThread() : loop_(std::make_unique<Loop>()) {}
+SocketThread::SocketThread(uint16_t tcp_port) : loop_(std::make_unique<Loop>(tcp_port)) {}
 SocketThread::~SocketThread() = default;
+
+absl::Status SocketThread::ListenForHosts() { return loop_->ListenForHosts(); }
 
 absl::StatusOr<std::string> SocketThread::Invite(absl::string_view peer, std::shared_ptr<SocketUser> user) {
   return loop_->Invite(peer, std::move(user));

@@ -78,7 +78,8 @@ class SocketThread {
   // How long a peer has to take up an invitation once it has begun to, and to end what this end has.
   static constexpr absl::Duration kHandshake = absl::Seconds(10);
 
-  SocketThread();
+  // `tcp_port`: where peers on other hosts connect; 0: a port that is free.
+  explicit SocketThread(uint16_t tcp_port = 0);
   // Every socket is released, and every invitation taken up or withdrawn.
   ~SocketThread();
   SocketThread(const SocketThread&) = delete;
@@ -86,8 +87,10 @@ class SocketThread {
 
   // A text by which `peer` (gRPC's name of its address), and nobody else, makes one connection to this
   // process; `user` gets it, never an error. The text holds a secret. The listening sockets are made when
-  // they are first needed, that for other hosts on a port that is free.
+  // they are first needed.
   absl::StatusOr<std::string> Invite(absl::string_view peer, std::shared_ptr<SocketUser> user);
+  // Makes the one for other hosts now. UNAVAILABLE: the port can't be had.
+  absl::Status ListenForHosts();
   // No connection comes by this invitation, unless one has come. `user` is dropped.
   void Withdraw(const std::string& invitation);
 

@@ -424,6 +424,27 @@ TEST_P(SocketThreadTest, InvitationsThatAreNoneAreErrors) {
   }
 }
 
+TEST(SocketThreadPortTest, OtherHostsConnectToThePortThatWasGiven) {
+  int port = 0;
+  {
+    SocketThread any;
+    ASSERT_TRUE(any.ListenForHosts().ok());
+    const auto invitation = any.Invite(kFarPeer, std::make_shared<User>());
+    ASSERT_TRUE(invitation.ok());
+    const std::vector<std::string> parts = absl::StrSplit(*invitation, ':');
+    port = std::stoi(parts[1]);
+    SocketThread second(static_cast<uint16_t>(port));
+    EXPECT_THAT(std::string(second.ListenForHosts().message()), HasSubstr(absl::StrCat("port ", port)));
+    EXPECT_FALSE(second.Invite(kFarPeer, std::make_shared<User>()).ok());
+  }
+  SocketThread given(static_cast<uint16_t>(port));
+  EXPECT_TRUE(given.ListenForHosts().ok());
+  EXPECT_TRUE(given.ListenForHosts().ok());
+  const auto invitation = given.Invite(kFarPeer, std::make_shared<User>());
+  ASSERT_TRUE(invitation.ok());
+  EXPECT_THAT(*invitation, StartsWith(absl::StrCat("tcp:", port, ":")));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, SocketThreadTest, ::testing::Bool(),
                          [](const auto& way) { return way.param ? "Tcp" : "Unix"; });
 
