@@ -14,6 +14,7 @@ import tempfile
 import gcs_front
 import pytest
 from conftest import Server, clean_environment, run_python
+from role_processes import Cluster, Proxy, starting
 
 SMALL = """if True:
     import jax
@@ -105,6 +106,30 @@ def test_workers_in_processes_of_their_own_share_it(helmway_binary, tmp_path):
     # Programs of one worker are those of any worker, in a cluster or alone.
     assert run(helmway_binary, tmp_path, SMALL).misses == 1
     assert run(helmway_binary, tmp_path, SMALL, shape=shape).misses == 0
+
+
+def test_the_workers_of_one_cluster_share_it_with_those_of_the_next(helmway_binary, front):
+    def run_on_a_cluster(*proxy_flags):
+        with starting(helmway_binary) as begin:
+
+            def start(*arguments, **variables):
+                return begin(*arguments, **variables, **front.environment())
+
+            location = "--gcs_scratch_location=gs://bucket/job"
+            cluster = Cluster(start, 1, 2, 2, worker_flags=[location])
+            proxy = Proxy(start, cluster.address, location, *proxy_flags)
+            done = run_python(THOROUGH, env=proxy.environment())
+            assert [process.end() for process in (proxy.process, *cluster.workers)] == [0, 143, 143]
+            return Outcome(0, done.stdout, "".join(worker.log() for worker in cluster.workers))
+
+    first = run_on_a_cluster()
+    assert first.misses > 0 and first.published == first.misses
+    second = run_on_a_cluster()
+    assert (second.misses, second.rejected, second.published) == (0, 0, 0)
+    assert second.stdout == first.stdout
+    # Dumps are written by workers too.
+    run_on_a_cluster("--xla_dump_to=gs://bucket/job/dumps")
+    assert any(re.fullmatch(r"job/dumps/.*module.*", name) for name in front.objects()), front.objects()
 
 
 def test_without_a_location_the_next_run_compiles_again(helmway_binary):

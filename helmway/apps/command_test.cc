@@ -515,22 +515,26 @@ TEST_F(CommandTest, AWorkerListensWhileItsManagerIsNotThere) {
   EXPECT_THAT(log.lines, Contains("Pathways Server serving on [::]:4713"));
   EXPECT_EQ(worker_options_->plugin.path, plugin_);
   EXPECT_NE(worker_options_->incarnation, 0u);
+  EXPECT_EQ(worker_options_->scratch_location, "");
   EXPECT_EQ(worker_options_->message_port, 0);
   EXPECT_THAT(worker_events_, ElementsAre("end with 143"));
   EXPECT_FALSE(manager_options_.has_value());
 }
 
-TEST_F(CommandTest, AWorkerListensForMessagesWhereItIsTold) {
+TEST_F(CommandTest, AWorkerKeepsCompiledProgramsAndListensForMessagesWhereItIsTold) {
   LogLines log;
   on_start_ = [] { kill(getpid(), SIGTERM); };
+  environment_["STORAGE_EMULATOR_HOST"] = "localhost:9000";
   int port;
   {
     BusyPort free_again;
     port = free_again.port();
   }
   Run({"server", "--server_port=0", "--resource_manager_address=helmway.invalid:29001",
-absl::StrCat("--message_port=", port)});
+       "--gcs_scratch_location=gs://bucket/scratch", absl::StrCat("--message_port=", port)});
   ASSERT_TRUE(worker_options_.has_value()) << err_.str();
+  EXPECT_EQ(worker_options_->scratch_location, "gs://bucket/scratch");
+  EXPECT_EQ(worker_options_->environment.at("STORAGE_EMULATOR_HOST"), "localhost:9000");
   EXPECT_EQ(worker_options_->message_port, port);
 }
 

@@ -196,6 +196,8 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
                                       .message_port = static_cast<uint16_t>(options.message_port),
                                       .plugin = *plugin,
                                       .python = *python,
+                                      .scratch_location = options.scratch_location,
+                                      .environment = context.environment,
                                       .incarnation = incarnation,
                                       .software = Software(),
                                       .timeouts = TimeoutsFrom(flags, options.debugging),
