@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "helmway/base/available_memory.h"
 #include "helmway/base/status.h"
 #include "helmway/pjrt/executable.h"
 #include "helmway/program/collectives.h"
@@ -106,6 +107,8 @@ Session::Session(Worker* worker, cluster::SessionId id, std::shared_ptr<cluster:
 Session::~Session() {
   Close();
   worker_->Forget(id_);
+  // What it had, many small things among others, would stay with the C library.
+  worker_->transfers().PostOrRun([] { base::ReturnFreeMemory(); });
 }
 
 SlotRef Session::FindLocked(cluster::BufferId id) {
