@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "helmway/base/mutex.h"
 #include "helmway/cluster/completion_tag.h"
+#include "helmway/net/socket_thread.h"
 
 namespace helmway::net {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "helmway/net/grpc_server.h"
-#include "helmway/net/socket_thread.h"
+#include "helmway/net/socket_frames.h"
 
 namespace helmway::net {
 

@@ -29,35 +29,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "helmway/base/little_endian.h"
 #include "helmway/base/local_addresses.h"
 #include "helmway/base/mutex.h"
 #include "helmway/base/random.h"
 #include "helmway/base/status.h"
-#include "helmway/net/frame.h"
+#include "helmway/net/socket_frames.h"
 
 namespace helmway::net {
 namespace {
 
-constexpr size_t kHeaderBytes = 4;
 constexpr size_t kTokenBytes = 32;
 // What the inviting end answers to the right token.
 constexpr char kWelcome = 'W';
 // Read at once: many small frames, or what begins and ends large ones.
 constexpr size_t kReadBytes = 256 << 10;
-// Of a frame from here on the user is asked where its rest belongs, once this much has come.
-constexpr size_t kLargeFrameBytes = 64 << 10;
-constexpr size_t kBeginBytes = 256;
-// Read at once after the rest of a large frame. What begins the next one is copied, so not much.
-constexpr size_t kReadBehindBytes = 4096;
-// Memory for a large frame is taken as it comes: its length alone must cost nothing.
-constexpr size_t kBlockBytes = (1 << 20) + 4096;
 // What a Unix socket and the kernel's limit allow of it; TCP finds its own.
 constexpr int kUnixBufferBytes = 4 << 20;
 // Connections that have not said who they are. More than that are no peers of ours.
 constexpr size_t kMaxStrangers = 256;
 constexpr absl::Duration kListeningPause = absl::Milliseconds(100);
-constexpr int kMaxSlicesAtOnce = 64;
 constexpr int kMaxEvents = 32;
 
 absl::Status Lost(absl::string_view what) { return absl::UnavailableError(what); }
@@ -96,162 +86,6 @@ void SetUp(int fd, int family) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof(between_s));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
-
-// A frame of which a part is written.
-struct Outgoing {
-  explicit Outgoing(const grpc::ByteBuffer& frame) {
-    if (!frame.Dump(&slices).ok()) slices.clear();
-    for (const grpc::Slice& slice : slices) size += slice.size();
-    base::StoreLittleEndian(size, kHeaderBytes, header);
-    size += kHeaderBytes;
-  }
-
-  // The next bytes to write, at most kMaxSlicesAtOnce pieces.
-  int Next(iovec* pieces) const {
-    int count = 0;
-    size_t skip = written;
-    auto add = [&](const uint8_t* data, size_t bytes) {
-      if (skip >= bytes) {
-        skip -= bytes;
-        return;
-      }
-      pieces[count++] = {const_cast<uint8_t*>(data) + skip, bytes - skip};
-      skip = 0;
-    };
-    add(header, kHeaderBytes);
-    for (const grpc::Slice& slice : slices) {
-      if (count == kMaxSlicesAtOnce) break;
-      add(slice.begin(), slice.size());
-    }
-    return count;
-  }
-
-  uint8_t header[kHeaderBytes];
-  std::vector<grpc::Slice> slices;
-  size_t size = 0;  // with the header
-  size_t written = 0;
-};
-
-// Cuts what comes into frames.
-class Incoming {
- public:
-  // Where the next bytes should go: the rest of a frame that has begun, then `more`. The number of pieces.
-  int Next(iovec* pieces, uint8_t* more, size_t more_bytes) {
-    int count = 0;
-    if (in_body_ && !asks_) {
-      uint8_t* const rest = Rest();
-      pieces[count++] = {rest, RestBytes()};
-      if (missing_ >= kLargeFrameBytes) more_bytes = std::min(more_bytes, kReadBehindBytes);
-    }
-    pieces[count++] = {more, more_bytes};
-    return count;
-  }
-
-  // So many bytes have come where Next said. Calls `place` when a large frame has begun, and `take` with each
-  // frame that is whole, until it returns false. INVALID_ARGUMENT: this is no frame.
-  template <typename Place, typename Take>
-  absl::Status Add(const uint8_t* more, size_t bytes, Place place, Take take) {
-    if (in_body_ && !asks_) {
-      const size_t direct = std::min(bytes, RestBytes());
-      filled_ += direct;
-      missing_ -= direct;
-      bytes -= direct;
-      if (missing_ == 0 && !Finish(take)) return absl::OkStatus();
-    }
-    while (bytes > 0) {
-      if (!in_body_) {
-        const size_t part = std::min(bytes, kHeaderBytes - header_bytes_);
-        std::memcpy(header_ + header_bytes_, more, part);
-        header_bytes_ += part;
-        more += part;
-        bytes -= part;
-        if (header_bytes_ < kHeaderBytes) return absl::OkStatus();
-        header_bytes_ = 0;
-        const size_t size = base::LoadLittleEndian(header_, kHeaderBytes);
-        if (size > INT_MAX) return absl::InvalidArgumentError("a frame of more than 2 GiB");
-        in_body_ = true;
-        missing_ = size;
-        if (size <= bytes) {  // all here, as most are
-          if (size > 0) blocks_.emplace_back(more, size);
-          more += size;
-          bytes -= size;
-          missing_ = 0;
-          if (!Finish(take)) return absl::OkStatus();
-          continue;
-        }
-        asks_ = size >= kLargeFrameBytes;
-      }
-      if (asks_) {
-        const size_t part = std::min(bytes, kBeginBytes - begin_bytes_);
-        std::memcpy(begin_ + begin_bytes_, more, part);
-        begin_bytes_ += part;
-        more += part;
-        bytes -= part;
-        if (begin_bytes_ < kBeginBytes) return absl::OkStatus();
-        asks_ = false;
-        Begin(place(absl::MakeConstSpan(begin_, std::exchange(begin_bytes_, 0)), missing_));
-      }
-      while (bytes > 0 && missing_ > 0) {
-        uint8_t* const rest = Rest();
-        const size_t part = std::min(bytes, RestBytes());
-        std::memcpy(rest, more, part);
-        filled_ += part;
-        missing_ -= part;
-        more += part;
-        bytes -= part;
-      }
-      if (missing_ == 0 && !Finish(take)) return absl::OkStatus();
-    }
-    return absl::OkStatus();
-  }
-
-  bool between_frames() const { return !in_body_ && header_bytes_ == 0; }
-
- private:
-  // The first kBeginBytes of a frame have come.
-  void Begin(const std::optional<FrameRest>& rest) {
-    size_t placed = kBeginBytes;
-    if (rest) {
-      placed = kBeginBytes - rest->offset;
-      blocks_.emplace_back(begin_, rest->offset);
-      blocks_.push_back(ShareBytes({rest->owner, rest->data, static_cast<int64_t>(missing_ - rest->offset)}));
-      filled_ = 0;
-    }
-    std::memcpy(Rest(), begin_ + kBeginBytes - placed, placed);
-    filled_ += placed;
-    missing_ -= kBeginBytes;
-  }
-
-  // Room for the next bytes of the frame.
-  uint8_t* Rest() {
-    if (blocks_.empty() || filled_ == blocks_.back().size()) {
-      blocks_.emplace_back(std::min(missing_, kBlockBytes));
-      filled_ = 0;
-    }
-    return const_cast<uint8_t*>(blocks_.back().begin()) + filled_;
-  }
-  size_t RestBytes() const { return blocks_.back().size() - filled_; }
-
-  template <typename Take>
-  bool Finish(Take take) {
-    if (blocks_.empty()) blocks_.emplace_back();
-    grpc::ByteBuffer frame(blocks_.data(), blocks_.size());
-    blocks_.clear();
-    filled_ = 0;
-    in_body_ = false;
-    return take(frame);
-  }
-
-  uint8_t header_[kHeaderBytes];
-  size_t header_bytes_ = 0;
-  bool in_body_ = false;
-  bool asks_ = false;  // in a body whose first bytes are not all here; what has come of them is in begin_
-  uint8_t begin_[kBeginBytes];
-  size_t begin_bytes_ = 0;
-  size_t missing_ = 0;  // of the frame; not 0 between calls while in a body
-  std::vector<grpc::Slice> blocks_;
-  size_t filled_ = 0;  // of the last block
-};
 
 }  // namespace
 
@@ -581,8 +415,8 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
 
   // Writes what is pending.
   Written Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    while (pending_->written < pending_->size) {
-      iovec pieces[kMaxSlicesAtOnce + 1];
+    while (!pending_->done()) {
+      iovec pieces[OutgoingFrame::kMaxPieces];
       msghdr message{};
       message.msg_iov = pieces;
       message.msg_iovlen = static_cast<size_t>(pending_->Next(pieces));
@@ -594,7 +428,7 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
         pending_.reset();
         return Written::kLost;
       }
-      pending_->written += static_cast<size_t>(sent);
+      pending_->Written(static_cast<size_t>(sent));
     }
     pending_.reset();
     return Written::kAll;
@@ -623,7 +457,7 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
   State state_;
   std::string token_;
   std::shared_ptr<SocketUser> user_;
-  Incoming incoming_;
+  IncomingFrames incoming_;
 
   base::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
@@ -631,7 +465,7 @@ class SocketThread::Loop::Connection final : public Socket, public std::enable_s
   bool want_read_ ABSL_GUARDED_BY(mu_) = true;
   bool want_write_ ABSL_GUARDED_BY(mu_) = false;
   uint32_t interest_ ABSL_GUARDED_BY(mu_) = 0;  // what epoll has been told
-  std::optional<Outgoing> pending_ ABSL_GUARDED_BY(mu_);
+  std::optional<OutgoingFrame> pending_ ABSL_GUARDED_BY(mu_);
 };
 
 // ---- Invitations -----------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "helmway/net/socket_frames.h"
 
 namespace helmway::net {
 
 // Frames over a connection of the kernel's: a Unix domain socket on one host, TCP between hosts. A message
-// costs a fraction of one over gRPC. Each frame is its length (32 bits, little-endian) and its bytes.
+// costs a fraction of one over gRPC.
 
 // One end of a connection. Any thread; every call but Write is harmless at any time.
 class Socket {
@@ -39,13 +40,6 @@ class Socket {
   // The same, but what has been written still reaches the peer: the kernel would drop it if the peer had sent
   // something that nobody reads. Waits for the peer's end behind the user's back, for kHandshake at most.
   virtual void ReleaseInOrder() = 0;
-};
-
-// Memory for what a frame holds from byte `offset` on, however much that is.
-struct FrameRest {
-  size_t offset = 0;
-  std::shared_ptr<void> owner;
-  uint8_t* data = nullptr;
 };
 
 // What is told about one connection, on the thread of sockets, one call at a time, with no lock held. Must

@@ -20,7 +20,7 @@
 #include "helmway/base/mutex.h"
 #include "helmway/net/frame.h"
 #include "helmway/net/message_stream.h"
-#include "helmway/net/socket_thread.h"
+#include "helmway/net/socket_frames.h"
 
 namespace helmway::net {
 
