@@ -10,11 +10,43 @@
 #include "absl/status/status.h"
 #include "helmway/base/happens_before.h"
 #include "helmway/base/little_endian.h"
+#include "helmway/base/status.h"
 
 namespace helmway::net {
 namespace {
 
 constexpr size_t kLengthBytes = 4;
+
+// FrameReader::OpenBegin for `total` bytes, where the length and the message may lie across slices. Errors as
+// of Open.
+absl::StatusOr<size_t> OpenAcross(const std::vector<grpc::Slice>& slices, size_t total,
+                                  google::protobuf::MessageLite* message) {
+  auto copy = [&](size_t from, size_t count, uint8_t* target) {
+    for (const grpc::Slice& slice : slices) {
+      if (from >= slice.size()) {
+        from -= slice.size();
+        continue;
+      }
+      const size_t piece = std::min(count, slice.size() - from);
+      std::memcpy(target, slice.begin() + from, piece);
+      target += piece;
+      count -= piece;
+      from = 0;
+      if (count == 0) return;
+    }
+  };
+  if (total < kLengthBytes) return absl::InvalidArgumentError("a frame is too short");
+  uint8_t length_bytes[kLengthBytes];
+  copy(0, kLengthBytes, length_bytes);
+  const size_t length = base::LoadLittleEndian(length_bytes, kLengthBytes);
+  if (length > total - kLengthBytes) return absl::InvalidArgumentError("a frame is cut off");
+  std::string joined(length, '\0');
+  copy(kLengthBytes, length, reinterpret_cast<uint8_t*>(joined.data()));
+  if (!message->ParseFromString(joined)) {
+    return absl::InvalidArgumentError("a frame holds no message of its stream");
+  }
+  return kLengthBytes + length;
+}
 
 }  // namespace
 
@@ -56,36 +88,15 @@ absl::StatusOr<FrameReader> FrameReader::Open(const grpc::ByteBuffer& frame,
   if (!frame.Dump(&reader.slices_).ok()) return absl::InvalidArgumentError("a frame can't be read");
   size_t total = 0;
   for (const grpc::Slice& slice : reader.slices_) total += slice.size();
-  // The length and the message may lie across slices.
-  auto copy = [&](size_t from, size_t count, uint8_t* target) {
-    for (const grpc::Slice& slice : reader.slices_) {
-      if (from >= slice.size()) {
-        from -= slice.size();
-        continue;
-      }
-      const size_t piece = std::min(count, slice.size() - from);
-      std::memcpy(target, slice.begin() + from, piece);
-      target += piece;
-      count -= piece;
-      from = 0;
-      if (count == 0) return;
-    }
-  };
-  if (total < kLengthBytes) return absl::InvalidArgumentError("a frame is too short");
-  uint8_t length_bytes[kLengthBytes];
-  copy(0, kLengthBytes, length_bytes);
-  const size_t length = base::LoadLittleEndian(length_bytes, kLengthBytes);
-  if (length > total - kLengthBytes) return absl::InvalidArgumentError("a frame is cut off");
-  bool parsed;
-  if (!reader.slices_.empty() && reader.slices_[0].size() >= kLengthBytes + length) {
-    parsed = message->ParseFromArray(reader.slices_[0].begin() + kLengthBytes, static_cast<int>(length));
-  } else {
-    std::string joined(length, '\0');
-    copy(kLengthBytes, length, reinterpret_cast<uint8_t*>(joined.data()));
-    parsed = message->ParseFromString(joined);
+  std::optional<size_t> offset;
+  if (!reader.slices_.empty()) {
+    const grpc::Slice& first = reader.slices_[0];
+    offset = OpenBegin(absl::MakeConstSpan(first.begin(), first.size()), message);
   }
-  if (!parsed) return absl::InvalidArgumentError("a frame holds no message of its stream");
-  reader.offset_ = kLengthBytes + length;
+  if (!offset) {
+    HELMWAY_ASSIGN_OR_RETURN(offset, OpenAcross(reader.slices_, total, message));
+  }
+  reader.offset_ = *offset;
   reader.size_ = static_cast<int64_t>(total - reader.offset_);
   return reader;
 }

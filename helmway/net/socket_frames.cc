@@ -16,6 +16,14 @@ constexpr size_t kBlockBytes = (1 << 20) + 4096;
 // Read at once after the rest of a large frame. What begins the next one is copied, so not much.
 constexpr size_t kReadBehindBytes = 4096;
 
+// Moves bytes from the front of `come` to `target`, which has room for so many. Their number.
+size_t MoveFront(absl::Span<const uint8_t>& come, uint8_t* target, size_t room) {
+  const size_t part = std::min(come.size(), room);
+  std::memcpy(target, come.data(), part);
+  come.remove_prefix(part);
+  return part;
+}
+
 }  // namespace
 
 OutgoingFrame::OutgoingFrame(const grpc::ByteBuffer& frame) {
@@ -63,23 +71,19 @@ absl::Status IncomingFrames::Add(const uint8_t* more, size_t bytes, Place place,
     bytes -= direct;
     if (missing_ == 0 && !Finish(take)) return absl::OkStatus();
   }
-  while (bytes > 0) {
+  absl::Span<const uint8_t> come(more, bytes);
+  while (!come.empty()) {
     if (!in_body_) {
-      const size_t part = std::min(bytes, kFrameHeaderBytes - header_bytes_);
-      std::memcpy(header_ + header_bytes_, more, part);
-      header_bytes_ += part;
-      more += part;
-      bytes -= part;
+      header_bytes_ += MoveFront(come, header_ + header_bytes_, kFrameHeaderBytes - header_bytes_);
       if (header_bytes_ < kFrameHeaderBytes) return absl::OkStatus();
       header_bytes_ = 0;
       const size_t size = base::LoadLittleEndian(header_, kFrameHeaderBytes);
       if (size > INT_MAX) return absl::InvalidArgumentError("a frame of more than 2 GiB");
       in_body_ = true;
       missing_ = size;
-      if (size <= bytes) {  // all here, as most are
-        if (size > 0) blocks_.emplace_back(more, size);
-        more += size;
-        bytes -= size;
+      if (size <= come.size()) {  // all here, as most are
+        if (size > 0) blocks_.emplace_back(come.data(), size);
+        come.remove_prefix(size);
         missing_ = 0;
         if (!Finish(take)) return absl::OkStatus();
         continue;
@@ -87,23 +91,16 @@ absl::Status IncomingFrames::Add(const uint8_t* more, size_t bytes, Place place,
       asks_ = size >= kLargeFrameBytes;
     }
     if (asks_) {
-      const size_t part = std::min(bytes, kFrameBeginBytes - begin_bytes_);
-      std::memcpy(begin_ + begin_bytes_, more, part);
-      begin_bytes_ += part;
-      more += part;
-      bytes -= part;
+      begin_bytes_ += MoveFront(come, begin_ + begin_bytes_, kFrameBeginBytes - begin_bytes_);
       if (begin_bytes_ < kFrameBeginBytes) return absl::OkStatus();
       asks_ = false;
       Begin(place(absl::MakeConstSpan(begin_, std::exchange(begin_bytes_, 0)), missing_));
     }
-    while (bytes > 0 && missing_ > 0) {
+    while (!come.empty() && missing_ > 0) {
       uint8_t* const rest = Rest();
-      const size_t part = std::min(bytes, RestBytes());
-      std::memcpy(rest, more, part);
+      const size_t part = MoveFront(come, rest, RestBytes());
       filled_ += part;
       missing_ -= part;
-      more += part;
-      bytes -= part;
     }
     if (missing_ == 0 && !Finish(take)) return absl::OkStatus();
   }

@@ -81,10 +81,10 @@ Transfers::Incoming* Transfers::Find(uint64_t transfer, int64_t size, int64_t pi
 }
 
 std::optional<FrameRest> Transfers::OnPieceBegin(uint64_t transfer, int64_t size, size_t offset,
-                                                 int64_t piece_size) {
+                                                 size_t frame_size) {
   base::MutexLock lock(&mu_);
   if (!failed_.ok()) return std::nullopt;
-  const Incoming* incoming = Find(transfer, size, piece_size);
+  const Incoming* incoming = Find(transfer, size, static_cast<int64_t>(frame_size - offset));
   if (incoming == nullptr || !incoming->block.ok()) return std::nullopt;
   return FrameRest{offset, incoming->block->owner, incoming->block->data + incoming->received};
 }
@@ -158,8 +158,7 @@ std::optional<FrameRest> PlaceBulkPiece(Transfers& transfers, absl::Span<const u
   cluster::proto::Piece piece;
   const std::optional<size_t> offset = FrameReader::OpenBegin(begin, &piece);
   if (!offset) return std::nullopt;
-  return transfers.OnPieceBegin(piece.transfer(), piece.size(), *offset,
-                                static_cast<int64_t>(size - *offset));
+  return transfers.OnPieceBegin(piece.transfer(), piece.size(), *offset, size);
 }
 
 absl::Status ReceiveBytes(absl::string_view what, int64_t size, uint64_t transfer, const FrameReader* frame,

@@ -54,9 +54,9 @@ class Transfers {
   // The name of a transfer whose pieces the caller sends, in order.
   uint64_t Name();
 
-  // The first bytes of a piece have come, in a message that has `piece_size` raw bytes from `offset` on.
-  // Where those belong; none if that can't be told.
-  std::optional<FrameRest> OnPieceBegin(uint64_t transfer, int64_t size, size_t offset, int64_t piece_size);
+  // The first bytes of a piece have come, in a frame of `frame_size` bytes, raw ones from `offset` on. Where
+  // those belong; none if that can't be told.
+  std::optional<FrameRest> OnPieceBegin(uint64_t transfer, int64_t size, size_t offset, size_t frame_size);
 
   // A piece has come. INVALID_ARGUMENT: the peer breaks the rules, and the stream should end.
   absl::Status OnPiece(uint64_t transfer, int64_t size, const FrameReader& piece);

@@ -234,8 +234,7 @@ class PeerReceiver final : public MessageReceiver {
     proto::PeerMessage peer;
     const std::optional<size_t> offset = FrameReader::OpenBegin(begin, &peer);
     if (!transfers_ || !offset || !peer.has_piece()) return std::nullopt;
-    return transfers_->OnPieceBegin(peer.piece().transfer(), peer.piece().size(), *offset,
-                                    static_cast<int64_t>(size - *offset));
+    return transfers_->OnPieceBegin(peer.piece().transfer(), peer.piece().size(), *offset, size);
   }
   void OnEnd(const absl::Status& status) override {
     stream_ = nullptr;
