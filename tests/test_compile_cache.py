@@ -108,6 +108,7 @@ def test_workers_in_processes_of_their_own_share_it(helmway_binary, tmp_path):
     assert run(helmway_binary, tmp_path, SMALL, shape=shape).misses == 0
 
 
+@pytest.mark.one_jax
 def test_the_workers_of_one_cluster_share_it_with_those_of_the_next(helmway_binary, front):
     def run_on_a_cluster(*proxy_flags):
         with starting(helmway_binary) as begin:

@@ -416,31 +416,31 @@ const FlagTable& WorkerFlags() {
           "the\n"
           "address that the manager sees; HELMWAY_CPU_STANDIN=1 lets CPU devices stand in for a TPU slice;\n"
           "POD_NAME is for messages.",
-      .flags = Join(
-          {Port("29005"),
-           NodeType("worker"),
-           ResourceManagerAddress(),
-           PythonFlag(),
-           {.name = "message_port",
-            .type = FlagType::kInt,
-            .default_value = "0",
-            .help = "TCP port for the messages of proxies and workers on other hosts, which take connections "
-                    "beside those to --server_port, or go there if they can't have any; 0 takes a free one.",
-            .max = kMaxPort},
-           {.name = "slice_id",
-            .type = FlagType::kInt,
-            .help = "Number of this worker's slice. Default: MEGASCALE_SLICE_ID, or what follows from "
-                    "LWS_WORKER_INDEX or SLURM_PROCID, else the manager chooses.",
-            .max = kMaxSlices},
-           {.name = "host_id",
-            .type = FlagType::kInt,
-            .help = "Number of this worker within its slice. Default: JOB_COMPLETION_INDEX, else as for "
-                    "--slice_id.",
-            .max = kMaxSlices},
-           {.name = "cloud_pathways_sidecar_shm_directory",
-            .help = "Directory in memory that the worker shares with its sidecar. Default: "
-                    "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
-          Join(PluginFlags(), Join(TimeoutFlags(), Join(LabelFlags(), CommonFlags())))),
+      .flags =
+          Join({Port("29005"),
+                NodeType("worker"),
+                ResourceManagerAddress(),
+                PythonFlag(),
+                {.name = "message_port",
+                 .type = FlagType::kInt,
+                 .default_value = "0",
+                 .help = "TCP port for messages of proxies and workers on other hosts; 0 takes a free one. "
+                         "Where it is closed to them, messages go to --server_port.",
+                 .max = kMaxPort},
+                {.name = "slice_id",
+                 .type = FlagType::kInt,
+                 .help = "Number of this worker's slice. Default: MEGASCALE_SLICE_ID, or what follows from "
+                         "LWS_WORKER_INDEX or SLURM_PROCID, else the manager chooses.",
+                 .max = kMaxSlices},
+                {.name = "host_id",
+                 .type = FlagType::kInt,
+                 .help = "Number of this worker within its slice. Default: JOB_COMPLETION_INDEX, else as for "
+                         "--slice_id.",
+                 .max = kMaxSlices},
+                {.name = "cloud_pathways_sidecar_shm_directory",
+                 .help = "Directory in memory that the worker shares with its sidecar. Default: "
+                         "CLOUD_PATHWAYS_SIDECAR_SHM_DIRECTORY."}},
+               Join(PluginFlags(), Join(TimeoutFlags(), Join(LabelFlags(), CommonFlags())))),
       .foreign = ForeignPrefixes(
           {.prefix = "xla_",
            .no_effect = "XLA options mean nothing to a worker; give them to the proxy server"}),

@@ -186,8 +186,10 @@ int RunWorker(const std::vector<std::string>& arguments, const CommandContext& c
   if (!python.ok()) return fail(python.status(), kExitFailure);
   auto address = ChooseListenAddress(ListenScope::kAllInterfaces, options.port, "server_port");
   if (!address.ok()) return fail(address.status(), kExitFailure);
-  auto messages = ChooseListenAddress(ListenScope::kAllInterfaces, options.message_port, "message_port");
-  if (!messages.ok()) return fail(messages.status(), kExitFailure);
+  if (options.message_port != 0) {
+    auto messages = ChooseListenAddress(ListenScope::kAllInterfaces, options.message_port, "message_port");
+    if (!messages.ok()) return fail(messages.status(), kExitFailure);
+  }
 
   context.start_logging(ResolveLogSettings(flags, context.environment, /*default_level=*/0));
   BlockedSignals signals({SIGINT, SIGTERM});

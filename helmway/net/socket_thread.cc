@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -92,9 +91,9 @@ void SetUp(int fd, int family) {
 class SocketThread::Loop {
  public:
   explicit Loop(uint16_t tcp_port)
-      : tcp_port_(tcp_port),
-        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      : epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        tcp_port_(tcp_port) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = kWake;
@@ -157,7 +156,6 @@ class SocketThread::Loop {
   void DropLate();
   std::shared_ptr<SocketUser> Invited(const std::string& token);
 
-  const uint16_t tcp_port_;  // 0: any
   const int epoll_;
   const int wake_;
   std::atomic<bool> ends_{false};
@@ -170,7 +168,7 @@ class SocketThread::Loop {
   std::atomic<int> unix_listener_{-1};  // set under mu_
   std::atomic<int> tcp_listener_{-1};
   std::string unix_name_ ABSL_GUARDED_BY(mu_);
-  int tcp_listener_port_ ABSL_GUARDED_BY(mu_) = 0;
+  uint16_t tcp_port_ ABSL_GUARDED_BY(mu_);  // 0: any, as long as nothing listens
 
   // Of the thread.
   absl::flat_hash_map<uint64_t, std::shared_ptr<Connection>> connections_;
@@ -556,13 +554,12 @@ absl::StatusOr<std::string> SocketThread::Loop::ListenTcp() {
       ::close(fd);
       return status;
     }
-    tcp_listener_port_ =
-        ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
-                                            : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+    tcp_port_ = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                                    : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
     tcp_listener_ = fd;
     Listen(fd, kTcpListener);
   }
-  return absl::StrCat("tcp:", tcp_listener_port_);
+  return absl::StrCat("tcp:", tcp_port_);
 }
 
 void SocketThread::Loop::Listen(int fd, uint64_t name) {
