@@ -1,6 +1,7 @@
 // Requests about arrays: making, taking apart, copying, reading and forgetting them.
 #include <functional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,11 +24,12 @@ using ::xla::ifrt::proxy::DisassembleIntoSingleDeviceArraysRequest;
 using ::xla::ifrt::proxy::FullyReplicatedShardRequest;
 using ::xla::ifrt::proxy::MakeArrayFromHostBufferRequest;
 using ::xla::ifrt::proxy::MakeArraysFromHostBufferShardsRequest;
+using ::xla::ifrt::proxy::MakeErrorArraysRequest;
 
 constexpr char kGone[] = "Array has been deleted or donated.";
 constexpr uint64_t kBound = 50;  // bound by the fixture
 
-class ArrayRequestsTest : public SessionTest {
+class ArrayRequestsTest : public VersionedSessionTest {
  protected:
   // A host buffer that nobody took is there; one that a request gave up is not.
   bool HasHostBuffer(uint64_t handle) { return client().session->LookupHostBuffer(handle).ok(); }
@@ -36,8 +38,9 @@ class ArrayRequestsTest : public SessionTest {
 // ---- MakeArrayFromHostBuffer -----------------------------------------------------------------------------
 
 class MakeArrayTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, MakeArrayTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(MakeArrayTest, BytesBeforeTheRequest) {
+TEST_P(MakeArrayTest, BytesBeforeTheRequest) {
   ASSERT_THAT(client().Upload(1, "0123456789abcdef0123456789abcdef"), IsOk());
   const Answer answer = client().Ask(FromHost(1, {4, 2}, OneDevice(11)));
   EXPECT_THAT(answer.status, IsOk());
@@ -50,7 +53,7 @@ TEST_F(MakeArrayTest, BytesBeforeTheRequest) {
   EXPECT_THAT(client().Use(1), IsOk());
 }
 
-TEST_F(MakeArrayTest, BytesAfterTheRequest) {
+TEST_P(MakeArrayTest, BytesAfterTheRequest) {
   // Nobody waits for them.
   EXPECT_THAT(client().Status(FromHost(1, {2}, OneDevice(10))), IsOk());
   EXPECT_THAT(client().Commands(), ElementsAre("declare 1@10"));
@@ -62,14 +65,14 @@ TEST_F(MakeArrayTest, BytesAfterTheRequest) {
   EXPECT_THAT(client().Commands(), ElementsAre("fill 1@10 f32[2] 8 bytes"));
 }
 
-TEST_F(MakeArrayTest, OneBufferForAllDevicesOfAReplicatedArray) {
+TEST_P(MakeArrayTest, OneBufferForAllDevicesOfAReplicatedArray) {
   ASSERT_THAT(client().Upload(1, "01234567"), IsOk());
   ASSERT_THAT(client().Status(FromHost(1, {2}, Replicated({12, 10, 13}))), IsOk());
   EXPECT_THAT(client().Commands(),
               ElementsAre("declare 1@12 2@10 3@13", "fill 1@12 2@10 3@13 f32[2] 8 bytes"));
 }
 
-TEST_F(MakeArrayTest, ArrayHandleApartFromTheBuffers) {
+TEST_P(MakeArrayTest, ArrayHandleApartFromTheBuffers) {
   MakeArrayFromHostBufferRequest request = FromHost(1, {1}, OneDevice(10));
   request.set_array_handle(7);
   ASSERT_THAT(client().Upload(1, "abcd"), IsOk());
@@ -84,7 +87,7 @@ TEST_F(MakeArrayTest, ArrayHandleApartFromTheBuffers) {
   EXPECT_THAT(client().Use(2), IsOk());
 }
 
-TEST_F(MakeArrayTest, StridesAndMemoryKindReachTheWorker) {
+TEST_P(MakeArrayTest, StridesAndMemoryKindReachTheWorker) {
   // A 4x4 part of an 8x8 array.
   MakeArrayFromHostBufferRequest request = FromHost(1, {4, 4}, OneDevice(10, "pinned_host"));
   *request.mutable_byte_strides() = Strides({32, 4});
@@ -100,13 +103,13 @@ TEST_F(MakeArrayTest, StridesAndMemoryKindReachTheWorker) {
   EXPECT_THAT(client().Commands(), ElementsAre("declare 2@10", "fill 2@10 f32[] 4 bytes strides []"));
 }
 
-TEST_F(MakeArrayTest, ArraysWithoutElements) {
+TEST_P(MakeArrayTest, ArraysWithoutElements) {
   ASSERT_THAT(client().Upload(1, ""), IsOk());
   ASSERT_THAT(client().Status(FromHost(1, {0, 3}, OneDevice(10))), IsOk());
   EXPECT_THAT(client().Commands(), ElementsAre("declare 1@10", "fill 1@10 f32[0,3] 0 bytes"));
 }
 
-TEST_F(MakeArrayTest, NarrowTypesTakeAByteForAnElement) {
+TEST_P(MakeArrayTest, NarrowTypesTakeAByteForAnElement) {
   MakeArrayFromHostBufferRequest request = FromHost(1, {3}, OneDevice(10));
   *request.mutable_dtype() = DType(DTypeProto::KIND_S4);
   ASSERT_THAT(client().Upload(1, "abc"), IsOk());
@@ -115,7 +118,7 @@ TEST_F(MakeArrayTest, NarrowTypesTakeAByteForAnElement) {
 }
 
 // A custom layout exists from protocol 23 on; what says the default is not a custom one.
-TEST_F(MakeArrayTest, CustomLayouts) {
+TEST_P(MakeArrayTest, CustomLayouts) {
   MakeArrayFromHostBufferRequest request = FromHost(1, {2, 3}, OneDevice(10));
   xla::ifrt::CompactLayoutProto compact;
   compact.add_major_to_minor(1);
@@ -141,16 +144,21 @@ struct BadArray {
 };
 void PrintTo(const BadArray& bad, std::ostream* out) { *out << bad.name; }
 
-class BadArrayTest : public ArrayRequestsTest, public ::testing::WithParamInterface<BadArray> {};
+class BadArrayTest : public SessionTest,
+                     public ::testing::WithParamInterface<std::tuple<BadArray, std::pair<int, int>>> {
+ protected:
+  std::pair<int, int> version() const override { return std::get<1>(GetParam()); }
+};
 
 TEST_P(BadArrayTest, FailsEveryUse) {
   client().MakeArray(kBound);
   MakeArrayFromHostBufferRequest request = FromHost(1, {2, 3}, OneDevice(10));
-  GetParam().spoil(request);
-  ExpectFails(request, {1}, GetParam().code, GetParam().text);
+  const BadArray& bad = std::get<0>(GetParam());
+  bad.spoil(request);
+  ExpectFails(request, {1}, bad.code, bad.text);
   // The bytes that are on their way are dropped when they come.
   EXPECT_THAT(client().Upload(1, std::string(24, 'x')), IsOk());
-  EXPECT_FALSE(HasHostBuffer(1));
+  EXPECT_FALSE(client().session->LookupHostBuffer(1).ok());
   EXPECT_THAT(client().Use(kBound), IsOk());
   EXPECT_THAT(client().Status(Destruct({1})), IsOk());
   EXPECT_THAT(client().Commands(), IsEmpty());
@@ -174,46 +182,58 @@ constexpr auto WithLayout = [](const program::Layout& layout) {
   return [layout](MakeArrayFromHostBufferRequest& r) { *r.mutable_layout() = layout.ToIfrtProto(); };
 };
 
+std::string BadArrayName(const ::testing::TestParamInfo<BadArrayTest::ParamType>& info) {
+  return absl::StrCat(std::get<0>(info.param).name, VersionName({std::get<1>(info.param), 0}));
+}
 INSTANTIATE_TEST_SUITE_P(
     All, BadArrayTest,
-    ::testing::Values(
-        BadArray{"NoType", kInvalid, "", Type(0)}, BadArray{"UnknownType", kInvalid, "98", Type(98)},
-        BadArray{"Opaque", kUnimplemented, "opaque", Type(DTypeProto::KIND_OPAQUE)},
-        BadArray{"Token", kInvalid, "a token with dimensions", Type(DTypeProto::KIND_TOKEN)},
-        BadArray{"NegativeDim", kInvalid, "-2", Dims({2, -2})},
-        BadArray{"SizeOverflows", kInvalid, "", Dims({int64_t{1} << 62, 4})},
-        BadArray{"BytesOverflow", kInvalid, "", Dims({int64_t{1} << 62})},
-        BadArray{"TooManyDims", kInvalid, "dimensions", Dims(std::vector<int64_t>(65, 1))},
-        BadArray{"TooManyDimsOfUnknownShards", kInvalid, "65 dimensions",
-                 [](MakeArrayFromHostBufferRequest& r) {
-                   *r.mutable_shape() = Shape(std::vector<int64_t>(65, 1));
-                   *r.mutable_sharding() = OpaqueOver({10});
-                 }},
-        BadArray{"NoSharding", kInvalid, "Sharding", On({})},
-        BadArray{"UnknownSharding", kUnimplemented, "strange",
-                 [](MakeArrayFromHostBufferRequest& r) {
-                   r.mutable_sharding()->mutable_serialized_sharding()->set_type_name("strange");
-                 }},
-        BadArray{"UnknownDevice", kInvalid, "no device 9", On(OneDevice(9))},
-        BadArray{"UnknownDeviceAmongOthers", kInvalid, "no device 14", On(Replicated({10, 14}))},
-        BadArray{"DeviceTwice", kInvalid, "twice", On(Replicated({10, 10}))},
-        BadArray{"NoDevices", kInvalid, "no devices", On(Replicated({}))},
-        BadArray{"Split", kUnimplemented, "splits", On(Split({10, 11}, 2))},
-        BadArray{"UnknownShards", kUnimplemented, "splits", On(OpaqueOver({10, 11}))},
-        BadArray{"TooFewStrides", kInvalid, "", Strided({4})},
-        BadArray{"NoStrides", kInvalid, "", Strided({})},
-        BadArray{"ZeroStride", kUnimplemented, "", Strided({0, 4})},
-        BadArray{"NegativeStride", kUnimplemented, "", Strided({-12, 4})},
-        BadArray{"StridesOverflow", kInvalid, "", Strided({int64_t{1} << 62, int64_t{1} << 62})},
-        BadArray{"LayoutOfAnotherRank", kInvalid, "layout", WithLayout(program::Layout::Default(3))},
-        BadArray{"DescendingLayoutOfAnotherRank", kInvalid, "layout",
-                 WithLayout(program::Layout::Default(1))},
-        BadArray{"UnknownLayout", kUnimplemented, "",
-                 [](MakeArrayFromHostBufferRequest&
-                        r) { r.mutable_layout()->mutable_serialized_layout()->set_type_name("strange"); }}),
-    [](const auto& bad) { return bad.param.name; });
+    ::testing::Combine(
+        ::testing::Values(BadArray{"NoType", kInvalid, "", Type(0)},
+                          BadArray{"UnknownType", kInvalid, "98", Type(98)},
+                          BadArray{"Opaque", kUnimplemented, "opaque", Type(DTypeProto::KIND_OPAQUE)},
+                          BadArray{"Token", kInvalid, "a token with dimensions",
+                                   Type(DTypeProto::KIND_TOKEN)},
+                          BadArray{"NegativeDim", kInvalid, "-2", Dims({2, -2})},
+                          BadArray{"SizeOverflows", kInvalid, "", Dims({int64_t{1} << 62, 4})},
+                          BadArray{"BytesOverflow", kInvalid, "", Dims({int64_t{1} << 62})},
+                          BadArray{"TooManyDims", kInvalid, "dimensions", Dims(std::vector<int64_t>(65, 1))},
+                          BadArray{"TooManyDimsOfUnknownShards", kInvalid, "65 dimensions",
+                                   [](MakeArrayFromHostBufferRequest& r) {
+                                     *r.mutable_shape() = Shape(std::vector<int64_t>(65, 1));
+                                     *r.mutable_sharding() = OpaqueOver({10});
+                                   }},
+                          BadArray{"NoSharding", kInvalid, "Sharding", On({})},
+                          BadArray{"UnknownSharding", kUnimplemented, "strange",
+                                   [](MakeArrayFromHostBufferRequest& r) {
+                                     r.mutable_sharding()->mutable_serialized_sharding()->set_type_name(
+                                         "strange");
+                                   }},
+                          BadArray{"UnknownDevice", kInvalid, "no device 9", On(OneDevice(9))},
+                          BadArray{"UnknownDeviceAmongOthers", kInvalid, "no device 14",
+                                   On(Replicated({10, 14}))},
+                          BadArray{"DeviceTwice", kInvalid, "twice", On(Replicated({10, 10}))},
+                          BadArray{"NoDevices", kInvalid, "no devices", On(Replicated({}))},
+                          BadArray{"Split", kUnimplemented, "splits", On(Split({10, 11}, 2))},
+                          BadArray{"UnknownShards", kUnimplemented, "splits", On(OpaqueOver({10, 11}))},
+                          BadArray{"TooFewStrides", kInvalid, "", Strided({4})},
+                          BadArray{"NoStrides", kInvalid, "", Strided({})},
+                          BadArray{"ZeroStride", kUnimplemented, "", Strided({0, 4})},
+                          BadArray{"NegativeStride", kUnimplemented, "", Strided({-12, 4})},
+                          BadArray{"StridesOverflow", kInvalid, "",
+                                   Strided({int64_t{1} << 62, int64_t{1} << 62})},
+                          BadArray{"LayoutOfAnotherRank", kInvalid, "layout",
+                                   WithLayout(program::Layout::Default(3))},
+                          BadArray{"DescendingLayoutOfAnotherRank", kInvalid, "layout",
+                                   WithLayout(program::Layout::Default(1))},
+                          BadArray{"UnknownLayout", kUnimplemented, "",
+                                   [](MakeArrayFromHostBufferRequest& r) {
+                                     r.mutable_layout()->mutable_serialized_layout()->set_type_name(
+                                         "strange");
+                                   }}),
+        ::testing::ValuesIn(kVersions)),
+    BadArrayName);
 
-TEST_F(MakeArrayTest, HandlesThatCannotBeBound) {
+TEST_P(MakeArrayTest, HandlesThatCannotBeBound) {
   EXPECT_THAT(client().Upload(1, std::string(16, 'x')), IsOk());
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   client().Commands();
@@ -230,7 +250,7 @@ TEST_F(MakeArrayTest, HandlesThatCannotBeBound) {
   EXPECT_THAT(client().Use(0), FailsWith(kNotFound, "0"));
 }
 
-TEST_F(MakeArrayTest, BytesOfAnotherSize) {
+TEST_P(MakeArrayTest, BytesOfAnotherSize) {
   ASSERT_THAT(client().Upload(1, "0123"), IsOk());
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   EXPECT_THAT(client().Commands(),
@@ -238,7 +258,7 @@ TEST_F(MakeArrayTest, BytesOfAnotherSize) {
                           "fail 1@10 INVALID_ARGUMENT: the host buffer has 4 bytes, its array needs 16"));
 }
 
-TEST_F(MakeArrayTest, UploadThatBreaksOff) {
+TEST_P(MakeArrayTest, UploadThatBreaksOff) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, Replicated({10, 11}))), IsOk());
   auto writer = client().session->StoreHostBuffer(1, 16);
   ASSERT_THAT(writer.status(), IsOk());
@@ -250,7 +270,7 @@ TEST_F(MakeArrayTest, UploadThatBreaksOff) {
       ElementsAre("fail 1@10 2@11 CANCELLED: the upload of host buffer 1 broke off after 4 of 16 bytes"));
 }
 
-TEST_F(MakeArrayTest, UploadWithoutAllItsBytes) {
+TEST_P(MakeArrayTest, UploadWithoutAllItsBytes) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   auto writer = client().session->StoreHostBuffer(1, 16);
   ASSERT_THAT(writer.status(), IsOk());
@@ -261,7 +281,7 @@ TEST_F(MakeArrayTest, UploadWithoutAllItsBytes) {
               ElementsAre("declare 1@10", absl::StrCat("fail 1@10 DATA_LOSS: ", status.message())));
 }
 
-TEST_F(MakeArrayTest, UploadThatIsRefused) {
+TEST_P(MakeArrayTest, UploadThatIsRefused) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   const absl::Status refused = client().session->StoreHostBuffer(1, max_host_buffer_bytes_ + 1).status();
   EXPECT_EQ(refused.code(), kResourceExhausted);
@@ -269,7 +289,7 @@ TEST_F(MakeArrayTest, UploadThatIsRefused) {
               ElementsAre("declare 1@10", absl::StrCat("fail 1@10 RESOURCE_EXHAUSTED: ", refused.message())));
 }
 
-TEST_F(MakeArrayTest, HostBufferThatTwoArraysName) {
+TEST_P(MakeArrayTest, HostBufferThatTwoArraysName) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   MakeArrayFromHostBufferRequest again = FromHost(1, {4}, OneDevice(10));
   again.set_array_handle(2);
@@ -280,7 +300,7 @@ TEST_F(MakeArrayTest, HostBufferThatTwoArraysName) {
                                                "fill 1@10 f32[4] 16 bytes"));
 }
 
-TEST_F(MakeArrayTest, ForgottenBeforeItsBytesCome) {
+TEST_P(MakeArrayTest, ForgottenBeforeItsBytesCome) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   ASSERT_THAT(client().Status(FromHost(2, {4}, OneDevice(10))), IsOk());
   ASSERT_THAT(client().Status(Destruct({1})), IsOk());
@@ -302,8 +322,9 @@ class ImpatientSessionTest : public ArrayRequestsTest {
     return options;
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, ImpatientSessionTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ImpatientSessionTest, BytesThatNeverCome) {
+TEST_P(ImpatientSessionTest, BytesThatNeverCome) {
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   client().link->AwaitCommand("fail");
   EXPECT_THAT(client().Commands(),
@@ -324,8 +345,9 @@ class MakeShardsTest : public ArrayRequestsTest {
     return request;
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, MakeShardsTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(MakeShardsTest, EachShardFromItsBuffer) {
+TEST_P(MakeShardsTest, EachShardFromItsBuffer) {
   ASSERT_THAT(client().Upload(2, "shard 1!"), IsOk());
   MakeArraysFromHostBufferShardsRequest request;
   // Dimension 0 is split in two, the tiles lie on two devices each: the buffers say which.
@@ -355,7 +377,7 @@ TEST_F(MakeShardsTest, EachShardFromItsBuffer) {
   EXPECT_THAT(client().Commands(), ElementsAre("await 1,2,3,4"));
 }
 
-TEST_F(MakeShardsTest, SeveralArrays) {
+TEST_P(MakeShardsTest, SeveralArrays) {
   MakeArraysFromHostBufferShardsRequest request = Two();
   *request.mutable_specs(0)->mutable_host_buffers(1)->mutable_byte_strides() = Strides({8});
   request.mutable_specs(1)->mutable_array_spec()->set_layout("{0}");
@@ -370,7 +392,7 @@ TEST_F(MakeShardsTest, SeveralArrays) {
                                                "fill 3@12 f32[2] 8 bytes", "fill 4@13 f32[2] 8 bytes"));
 }
 
-TEST_F(MakeShardsTest, UnevenAndEmptyShards) {
+TEST_P(MakeShardsTest, UnevenAndEmptyShards) {
   MakeArraysFromHostBufferShardsRequest request;
   AddArray(request, 1, Spec({3}, Split({10, 11, 12, 13})),
            {{1, {1}, {0}}, {2, {1}, {1}}, {3, {1}, {2}}, {4, {0}, {3}}});
@@ -379,7 +401,7 @@ TEST_F(MakeShardsTest, UnevenAndEmptyShards) {
   EXPECT_THAT(client().Commands(), ElementsAre("declare 1@10 2@11 3@12 4@13", "fill 4@13 f32[0] 0 bytes"));
 }
 
-TEST_F(MakeShardsTest, ShardsOfWhichOnlyTheDevicesAreKnown) {
+TEST_P(MakeShardsTest, ShardsOfWhichOnlyTheDevicesAreKnown) {
   MakeArraysFromHostBufferShardsRequest request;
   AddArray(request, 1, Spec({8}, OpaqueOver({10, 11})), {{1, {1}, {0}}, {2, {3, 2}, {1}}});
   ASSERT_THAT(client().Status(request), IsOk());
@@ -387,13 +409,13 @@ TEST_F(MakeShardsTest, ShardsOfWhichOnlyTheDevicesAreKnown) {
   EXPECT_THAT(client().Commands(), ElementsAre("declare 1@10 2@11", "fill 2@11 f32[3,2] 24 bytes"));
 }
 
-TEST_F(MakeShardsTest, NoArrays) {
+TEST_P(MakeShardsTest, NoArrays) {
   EXPECT_THAT(client().Status(MakeArraysFromHostBufferShardsRequest()), IsOk());
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
 // Whatever is wrong with the second array, the first fails with it.
-TEST_F(MakeShardsTest, OneBadArrayFailsAll) {
+TEST_P(MakeShardsTest, OneBadArrayFailsAll) {
   using Made = MakeArraysFromHostBufferShardsRequest::MakeArraysFromHostBufferShardsSpec;
   struct Case {
     absl::StatusCode code;
@@ -446,13 +468,13 @@ TEST_F(MakeShardsTest, OneBadArrayFailsAll) {
   }
 }
 
-TEST_F(MakeShardsTest, AsManyHandlesAsArrays) {
+TEST_P(MakeShardsTest, AsManyHandlesAsArrays) {
   MakeArraysFromHostBufferShardsRequest request = Two();
   request.add_array_handles(21);
   ExpectFails(request, {1, 11, 21}, kInvalid, "2 array specs for 3 array handles");
 }
 
-TEST_F(MakeShardsTest, HandlesThatCannotBeBound) {
+TEST_P(MakeShardsTest, HandlesThatCannotBeBound) {
   client().MakeArray(11);
   MakeArraysFromHostBufferShardsRequest request = Two();
   ExpectFails(request, {1}, kAlreadyExists, "11");
@@ -475,8 +497,9 @@ class AssembleTest : public ArrayRequestsTest {
   cluster::BufferId one_ = 0;
   cluster::BufferId two_ = 0;
 };
+INSTANTIATE_TEST_SUITE_P(Versions, AssembleTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(AssembleTest, SharesTheBuffersInTheOrderOfTheDevices) {
+TEST_P(AssembleTest, SharesTheBuffersInTheOrderOfTheDevices) {
   const Answer answer = client().Ask(Assemble({2, 1}, 3, {4}, Split({11, 10})));
   ASSERT_THAT(answer.status, IsOk());
   EXPECT_TRUE(answer.patient);
@@ -494,7 +517,7 @@ TEST_F(AssembleTest, SharesTheBuffersInTheOrderOfTheDevices) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 2,1"));
 }
 
-TEST_F(AssembleTest, CopiesIfItMust) {
+TEST_P(AssembleTest, CopiesIfItMust) {
   ASSERT_THAT(client().Status(Assemble({1, 2}, 3, {4}, Split({10, 11}), ARRAY_COPY_SEMANTICS_ALWAYS_COPY)),
               IsOk());
   EXPECT_THAT(client().Commands(), ElementsAre("copy 1,2 -> 3,4 @10,11"));
@@ -503,7 +526,7 @@ TEST_F(AssembleTest, CopiesIfItMust) {
   EXPECT_THAT(client().Use(1), IsOk());
 }
 
-TEST_F(AssembleTest, DonatedInputsAreGone) {
+TEST_P(AssembleTest, DonatedInputsAreGone) {
   ASSERT_THAT(client().Status(Assemble({1, 2}, 3, {4}, Split({10, 11}), ARRAY_COPY_SEMANTICS_DONATE_INPUT)),
               IsOk());
   EXPECT_THAT(client().Use(1), FailsWith(kInvalid, kGone));
@@ -515,7 +538,7 @@ TEST_F(AssembleTest, DonatedInputsAreGone) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1,2"));
 }
 
-TEST_F(AssembleTest, TokensAsEmptyArrays) {
+TEST_P(AssembleTest, TokensAsEmptyArrays) {
   for (const uint64_t token : {5, 6}) {
     MakeArrayFromHostBufferRequest make = FromHost(token, {}, OneDevice(token == 5 ? 10 : 11));
     *make.mutable_dtype() = DType(DTypeProto::KIND_TOKEN);
@@ -536,19 +559,19 @@ TEST_F(AssembleTest, TokensAsEmptyArrays) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(AssembleTest, OneShardUnderAnotherSharding) {
+TEST_P(AssembleTest, OneShardUnderAnotherSharding) {
   ASSERT_THAT(client().Status(Assemble({1}, 3, {2}, Replicated({10}))), IsOk());
   EXPECT_THAT(client().Use(3), IsOk());
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(AssembleTest, ShardsOfWhichOnlyTheDevicesAreKnown) {
+TEST_P(AssembleTest, ShardsOfWhichOnlyTheDevicesAreKnown) {
   ASSERT_THAT(client().Status(Assemble({1, 2}, 3, {7}, OpaqueOver({10, 11}))), IsOk());
   // So nobody can say what its parts are.
   ExpectFails(Disassemble(3, {4, 5}), {4, 5}, kInvalid, "");
 }
 
-TEST_F(AssembleTest, WhatDoesNotFit) {
+TEST_P(AssembleTest, WhatDoesNotFit) {
   client().MakeSplitArray(20, 2, {10, 11});
   client().MakeArray(22, {3}, OneDevice(11));
   MakeArrayFromHostBufferRequest integers = FromHost(23, {2}, OneDevice(11));
@@ -592,8 +615,9 @@ TEST_F(AssembleTest, WhatDoesNotFit) {
 // ---- DisassembleIntoSingleDeviceArrays -------------------------------------------------------------------
 
 class DisassembleTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, DisassembleTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(DisassembleTest, PartsShareTheBuffers) {
+TEST_P(DisassembleTest, PartsShareTheBuffers) {
   ASSERT_EQ(client().MakeSplitArray(1, 2, {12, 10, 11}), 1u);
   const Answer answer = client().Ask(Disassemble(1, {11, 12, 13}));
   ASSERT_THAT(answer.status, IsOk());
@@ -616,7 +640,7 @@ TEST_F(DisassembleTest, PartsShareTheBuffers) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(DisassembleTest, PartsHaveTheirShape) {
+TEST_P(DisassembleTest, PartsHaveTheirShape) {
   // Three over four: the last is empty.
   MakeArraysFromHostBufferShardsRequest request;
   AddArray(request, 1, Spec({3}, Split({10, 11, 12, 13})),
@@ -631,7 +655,7 @@ TEST_F(DisassembleTest, PartsHaveTheirShape) {
   ASSERT_THAT(client().Upload(4, ""), IsOk());
 }
 
-TEST_F(DisassembleTest, DonatedInputIsGone) {
+TEST_P(DisassembleTest, DonatedInputIsGone) {
   client().MakeSplitArray(1, 2, {10, 11});
   DisassembleIntoSingleDeviceArraysRequest request = Disassemble(1, {11, 12});
   request.set_copy_semantics(ARRAY_COPY_SEMANTICS_DONATE_INPUT);
@@ -642,7 +666,7 @@ TEST_F(DisassembleTest, DonatedInputIsGone) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(DisassembleTest, WhatDoesNotFit) {
+TEST_P(DisassembleTest, WhatDoesNotFit) {
   client().MakeSplitArray(1, 2, {10, 11});
   ExpectFails(Disassemble(1, {11}), {11}, kInvalid, "1 result handles for an array of 2");
   ExpectFails(Disassemble(1, {12, 13, 14}), {12, 13, 14}, kInvalid, "3 result handles for an array of 2");
@@ -657,8 +681,9 @@ TEST_F(DisassembleTest, WhatDoesNotFit) {
 // ---- FullyReplicatedShard --------------------------------------------------------------------------------
 
 class ShardTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, ShardTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ShardTest, IsTheOneOnTheFirstDevice) {
+TEST_P(ShardTest, IsTheOneOnTheFirstDevice) {
   client().MakeArray(1, {2}, Replicated({12, 10}));
   const Answer answer = client().Ask(ShardOf(1, 2));
   ASSERT_THAT(answer.status, IsOk());
@@ -675,7 +700,7 @@ TEST_F(ShardTest, IsTheOneOnTheFirstDevice) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(ShardTest, OfASingleDeviceArray) {
+TEST_P(ShardTest, OfASingleDeviceArray) {
   client().MakeArray(1);
   ASSERT_THAT(client().Status(ShardOf(1, 2)), IsOk());
   ASSERT_THAT(client().Status(ShardOf(2, 3)), IsOk());
@@ -685,7 +710,7 @@ TEST_F(ShardTest, OfASingleDeviceArray) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(ShardTest, DonatedInputIsGone) {
+TEST_P(ShardTest, DonatedInputIsGone) {
   client().MakeArray(1, {2}, Replicated({10, 11}));
   FullyReplicatedShardRequest request = ShardOf(1, 2);
   request.set_copy_semantics(ARRAY_COPY_SEMANTICS_DONATE_INPUT);
@@ -695,7 +720,7 @@ TEST_F(ShardTest, DonatedInputIsGone) {
   EXPECT_THAT(client().Use(2), IsOk());
 }
 
-TEST_F(ShardTest, WhatIsNotReplicatedHasNone) {
+TEST_P(ShardTest, WhatIsNotReplicatedHasNone) {
   client().MakeSplitArray(1, 2, {10, 11});
   ExpectFails(ShardOf(1, 10), {10}, kInvalid, "not fully replicated");
   ExpectFails(ShardOf(99, 11), {11}, kNotFound, "99");
@@ -707,8 +732,9 @@ TEST_F(ShardTest, WhatIsNotReplicatedHasNone) {
 // ---- CopyArrays ------------------------------------------------------------------------------------------
 
 class CopyArraysTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, CopyArraysTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(CopyArraysTest, ShardByShardToOtherDevices) {
+TEST_P(CopyArraysTest, ShardByShardToOtherDevices) {
   client().MakeSplitArray(1, 2, {10, 11});
   client().MakeSplitArray(5, 1, {10, 11});
   const Answer answer = client().Ask(Copy({1, 5}, {21, 22}, {13, 12}));
@@ -725,7 +751,7 @@ TEST_F(CopyArraysTest, ShardByShardToOtherDevices) {
   EXPECT_THAT(client().Use(21), IsOk());
 }
 
-TEST_F(CopyArraysTest, ToAnotherMemoryAndBack) {
+TEST_P(CopyArraysTest, ToAnotherMemoryAndBack) {
   client().MakeArray(1);
   CopyArraysRequest request = Copy({1}, {2}, {});
   request.set_memory_kind("pinned_host");
@@ -744,7 +770,7 @@ TEST_F(CopyArraysTest, ToAnotherMemoryAndBack) {
   EXPECT_THAT(client().Commands(), ElementsAre("copy 2 -> 4 @10"));
 }
 
-TEST_F(CopyArraysTest, WhatStaysIsShared) {
+TEST_P(CopyArraysTest, WhatStaysIsShared) {
   client().MakeArray(1);
   ASSERT_THAT(client().Status(Copy({1}, {2}, {10})), IsOk());
   ASSERT_THAT(client().Status(Destruct({1})), IsOk());
@@ -755,7 +781,7 @@ TEST_F(CopyArraysTest, WhatStaysIsShared) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1,2"));
 }
 
-TEST_F(CopyArraysTest, DonatedInputsAreGone) {
+TEST_P(CopyArraysTest, DonatedInputsAreGone) {
   client().MakeArray(1);
   client().MakeArray(2);
   ASSERT_THAT(client().Status(Copy({1, 2}, {11, 12}, {11}, ARRAY_COPY_SEMANTICS_DONATE_INPUT)), IsOk());
@@ -772,9 +798,9 @@ TEST_F(CopyArraysTest, DonatedInputsAreGone) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 3"));
 }
 
-TEST_F(CopyArraysTest, NoArrays) { EXPECT_THAT(client().Status(Copy({}, {}, {10})), IsOk()); }
+TEST_P(CopyArraysTest, NoArrays) { EXPECT_THAT(client().Status(Copy({}, {}, {10})), IsOk()); }
 
-TEST_F(CopyArraysTest, WhatDoesNotFit) {
+TEST_P(CopyArraysTest, WhatDoesNotFit) {
   client().MakeArray(1);
   client().MakeSplitArray(2, 2, {10, 11});
   ExpectFails(Copy({1}, {11, 12}, {10}), {11, 12}, kInvalid, "2 result handles for 1 arrays");
@@ -787,7 +813,7 @@ TEST_F(CopyArraysTest, WhatDoesNotFit) {
 }
 
 // Found when copies are on their way: they are taken back, and the inputs stay.
-TEST_F(CopyArraysTest, HandlesThatCannotBeBound) {
+TEST_P(CopyArraysTest, HandlesThatCannotBeBound) {
   client().MakeArray(1);
   client().MakeArray(2);
   const absl::Status status = client().Status(Copy({1, 2}, {11, 2}, {11}, ARRAY_COPY_SEMANTICS_DONATE_INPUT));
@@ -801,8 +827,9 @@ TEST_F(CopyArraysTest, HandlesThatCannotBeBound) {
 // ---- CopyToHostBuffer ------------------------------------------------------------------------------------
 
 class ReadTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, ReadTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ReadTest, BytesAreThereWithTheAnswer) {
+TEST_P(ReadTest, BytesAreThereWithTheAnswer) {
   client().MakeArray(1);
   const uint64_t op_id = client().Send(ReadInto(100, 1));
   EXPECT_THAT(client().Commands(), ElementsAre("read 1"));
@@ -821,7 +848,7 @@ TEST_F(ReadTest, BytesAreThereWithTheAnswer) {
   EXPECT_THAT(client().session->LookupHostBuffer(100).status(), FailsWith(kNotFound, "100"));
 }
 
-TEST_F(ReadTest, HoldsNobodyUp) {
+TEST_P(ReadTest, HoldsNobodyUp) {
   client().MakeArray(1);
   const uint64_t first = client().Send(ReadInto(100, 1));
   // The client does not wait: what is read may be forgotten at once.
@@ -836,7 +863,7 @@ TEST_F(ReadTest, HoldsNobodyUp) {
   EXPECT_THAT(client().AnswerTo(first).status, IsOk());
 }
 
-TEST_F(ReadTest, FailsWithTheArray) {
+TEST_P(ReadTest, FailsWithTheArray) {
   client().MakeArray(1);
   const uint64_t op_id = client().Send(ReadInto(100, 1));
   client().link->AnswerRead(1, absl::DataLossError("the device died"));
@@ -844,7 +871,7 @@ TEST_F(ReadTest, FailsWithTheArray) {
   EXPECT_FALSE(HasHostBuffer(100));
 }
 
-TEST_F(ReadTest, InTheLayoutThatIsAskedFor) {
+TEST_P(ReadTest, InTheLayoutThatIsAskedFor) {
   client().MakeArray(1, {2, 2}, Replicated({11, 12}));
   CopyToHostBufferRequest request = ReadInto(100, 1);
   *request.mutable_byte_strides() = Strides({4, 8});
@@ -852,7 +879,7 @@ TEST_F(ReadTest, InTheLayoutThatIsAskedFor) {
   EXPECT_THAT(client().Commands(), ElementsAre("read 1 strides [4,8]"));
 }
 
-TEST_F(ReadTest, WhatCannotBeRead) {
+TEST_P(ReadTest, WhatCannotBeRead) {
   client().MakeArray(1, {2, 2}, OneDevice(10));
   client().MakeSplitArray(2, 2, {10, 11});
   ExpectFails(ReadInto(100, 99), {}, kNotFound, "99");
@@ -870,7 +897,7 @@ TEST_F(ReadTest, WhatCannotBeRead) {
   ExpectFails(strided({max_host_buffer_bytes_, 4}), {}, kResourceExhausted, "");
 }
 
-TEST_F(ReadTest, HostBufferInUse) {
+TEST_P(ReadTest, HostBufferInUse) {
   client().MakeArray(1);
   ASSERT_THAT(client().Upload(100, "mine"), IsOk());
   const uint64_t op_id = client().Send(ReadInto(100, 1));
@@ -881,8 +908,9 @@ TEST_F(ReadTest, HostBufferInUse) {
 // ---- CheckValueReady -------------------------------------------------------------------------------------
 
 class ReadyTest : public ArrayRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, ReadyTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ReadyTest, WaitsForAllAndHoldsNobodyUp) {
+TEST_P(ReadyTest, WaitsForAllAndHoldsNobodyUp) {
   client().MakeArray(1);
   client().MakeSplitArray(2, 1, {10, 11});
   const uint64_t first = client().Send(Ready({1, 2, 1}));
@@ -900,7 +928,7 @@ TEST_F(ReadyTest, WaitsForAllAndHoldsNobodyUp) {
   EXPECT_THAT(client().Use(1), IsOk());
 }
 
-TEST_F(ReadyTest, FirstErrorAmongTheHandles) {
+TEST_P(ReadyTest, FirstErrorAmongTheHandles) {
   client().MakeArray(1);
   client().MakeArray(2);
   ASSERT_THAT(client().Status(Delete({2})), IsOk());
@@ -918,8 +946,9 @@ class ForgetTest : public ArrayRequestsTest {
     return client().Status(CheckFuture(answer.response.delete_array_response().deletion_future_handle()));
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, ForgetTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ForgetTest, DeleteFreesAndKeepsTheHandle) {
+TEST_P(ForgetTest, DeleteFreesAndKeepsTheHandle) {
   client().MakeArray(1);
   client().MakeArray(2);
   client().MakeArray(3);
@@ -937,14 +966,14 @@ TEST_F(ForgetTest, DeleteFreesAndKeepsTheHandle) {
   EXPECT_THAT(client().Use(2), IsOk());
 }
 
-TEST_F(ForgetTest, DeleteSaysWhatItDoesNotKnow) {
+TEST_P(ForgetTest, DeleteSaysWhatItDoesNotKnow) {
   client().MakeArray(1);
   EXPECT_THAT(DeletionOutcome({98, 1, 99}), FailsWith(kNotFound, "98"));
   EXPECT_THAT(client().Use(1), FailsWith(kInvalid, kGone));
   EXPECT_THAT(DeletionOutcome({}), IsOk());
 }
 
-TEST_F(ForgetTest, DestructForgetsTheHandle) {
+TEST_P(ForgetTest, DestructForgetsTheHandle) {
   client().MakeArray(1);
   client().MakeArray(2);
   const Answer answer = client().Ask(Destruct({1, 2}));
@@ -957,13 +986,13 @@ TEST_F(ForgetTest, DestructForgetsTheHandle) {
   EXPECT_THAT(client().Use(1), IsOk());
 }
 
-TEST_F(ForgetTest, DestructGoesOnAfterWhatItDoesNotKnow) {
+TEST_P(ForgetTest, DestructGoesOnAfterWhatItDoesNotKnow) {
   client().MakeArray(1);
   EXPECT_THAT(client().Status(Destruct({99, 1, 1, 98})), FailsWith(kNotFound, "99"));
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(ForgetTest, IsArrayDeleted) {
+TEST_P(ForgetTest, IsArrayDeleted) {
   const auto deleted = [&](uint64_t handle) {
     return client().Ask(IsDeleted(handle)).response.is_array_deleted_response().deleted();
   };
@@ -974,7 +1003,7 @@ TEST_F(ForgetTest, IsArrayDeleted) {
   EXPECT_THAT(client().Status(IsDeleted(99)), FailsWith(kNotFound, "99"));
 }
 
-TEST_F(ForgetTest, FailedArraysKeepTheirCause) {
+TEST_P(ForgetTest, FailedArraysKeepTheirCause) {
   const absl::Status cause = client().Status(ShardOf(99, 1));
   EXPECT_EQ(cause.code(), kNotFound);
   EXPECT_EQ(client().Status(IsDeleted(1)), cause);
@@ -985,7 +1014,7 @@ TEST_F(ForgetTest, FailedArraysKeepTheirCause) {
 }
 
 // Buffers that many arrays share, and that none of them frees before the last.
-TEST_F(ForgetTest, LongChainsFreeOnce) {
+TEST_P(ForgetTest, LongChainsFreeOnce) {
   client().MakeSplitArray(1, 2, {10, 11});
   ASSERT_THAT(client().Status(Disassemble(1, {11, 12})), IsOk());
   ASSERT_THAT(client().Status(ShardOf(11, 13)), IsOk());
@@ -1000,6 +1029,46 @@ TEST_F(ForgetTest, LongChainsFreeOnce) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 2"));
   ASSERT_THAT(client().Status(Destruct({16})), IsOk());
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
+}
+
+// ---- MakeErrorArrays -------------------------------------------------------------------------------------
+
+class ErrorArraysTest : public ArrayRequestsTest {
+ protected:
+  // Arrays of that error, with handles from 1 on.
+  static MakeErrorArraysRequest Failed(int code, const std::vector<xla::ifrt::ArraySpecProto>& specs) {
+    MakeErrorArraysRequest request;
+    request.mutable_error()->set_code(static_cast<tensorflow::error::Code>(code));
+    request.mutable_error()->set_message("the loader has failed");
+    for (size_t i = 0; i < specs.size(); ++i) {
+      *request.add_array_specs() = specs[i];
+      request.add_array_handles(1 + i);
+    }
+    return request;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Versions, ErrorArraysTest, ::testing::ValuesIn(kVersions), VersionName);
+
+TEST_P(ErrorArraysTest, AreBuffersThatFail) {
+  const Answer answer = client().Ask(Failed(15, {Spec({4}, OneDevice(10)), Spec({4}, Replicated({11, 12}))}));
+  ASSERT_THAT(answer.status, IsOk());
+  EXPECT_TRUE(answer.patient);
+  EXPECT_THAT(answer.response.make_error_arrays_response().array_handles(), ElementsAre(1, 2));
+  EXPECT_THAT(client().Commands(),
+              ElementsAre("declare 1@10 2@11 3@12", "fail 1@10 2@11 3@12 DATA_LOSS: the loader has failed"));
+  ASSERT_THAT(client().Status(Destruct({1, 2})), IsOk());
+  EXPECT_THAT(client().Commands(), ElementsAre("delete 1,2,3"));
+}
+
+TEST_P(ErrorArraysTest, NeedAnErrorAndASpecForEach) {
+  ExpectFails(Failed(0, {Spec({4}, OneDevice(10))}), {1}, kInvalid, "without an error");
+  MakeErrorArraysRequest request = Failed(15, {Spec({4}, OneDevice(10))});
+  request.mutable_array_handles()->Set(0, 2);
+  request.add_array_handles(3);
+  ExpectFails(request, {2, 3}, kInvalid, "1 array specs for 2 array handles");
+  request = Failed(15, {Spec({4}, OneDevice(99))});
+  request.mutable_array_handles()->Set(0, 4);
+  ExpectFails(request, {4}, kInvalid, "no device 99");
 }
 
 }  // namespace

@@ -20,13 +20,12 @@ using ::xla::ifrt::proxy::IfrtRequest;
 using ::xla::ifrt::proxy::InitRequest;
 using ::xla::ifrt::proxy::InitResponse;
 
-class ClientRequestsTest : public SessionTest {};
-class VersionedClientRequestsTest : public VersionedSessionTest {};
-INSTANTIATE_TEST_SUITE_P(Versions, VersionedClientRequestsTest, ::testing::ValuesIn(kVersions), VersionName);
+class ClientRequestsTest : public VersionedSessionTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, ClientRequestsTest, ::testing::ValuesIn(kVersions), VersionName);
 
 // ---- Init ------------------------------------------------------------------------------------------------
 
-TEST_P(VersionedClientRequestsTest, InitDescribesTheWorker) {
+TEST_P(ClientRequestsTest, InitDescribesTheWorker) {
   cluster::DeviceInfo& first = worker_.mutable_info().devices[0];
   first.kind = "a kind";
   first.platform_name = "another platform";
@@ -89,7 +88,7 @@ TEST_P(VersionedClientRequestsTest, InitDescribesTheWorker) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(ClientRequestsTest, PlatformsHaveNumbersOfTheirOwn) {
+TEST_P(ClientRequestsTest, PlatformsHaveNumbersOfTheirOwn) {
   const uint64_t cpu = client().Ask(InitRequest()).response.init_response().platform_id();
   worker_.mutable_info().platform_name = "tpu";
   EXPECT_NE(client().Ask(InitRequest()).response.init_response().platform_id(), cpu);
@@ -97,7 +96,7 @@ TEST_F(ClientRequestsTest, PlatformsHaveNumbersOfTheirOwn) {
 
 // ---- CheckFuture -----------------------------------------------------------------------------------------
 
-TEST_F(ClientRequestsTest, CheckFutureOfWhatIsDone) {
+TEST_P(ClientRequestsTest, CheckFutureOfWhatIsDone) {
   client().MakeArray(1);
   const uint64_t future = client().Ask(Delete({1})).response.delete_array_response().deletion_future_handle();
   const Answer answer = client().Ask(CheckFuture(future));
@@ -106,7 +105,7 @@ TEST_F(ClientRequestsTest, CheckFutureOfWhatIsDone) {
   EXPECT_THAT(client().Status(CheckFuture(future)), FailsWith(kNotFound, absl::StrCat(future)));
 }
 
-TEST_F(ClientRequestsTest, CheckFutureWaitsAndHoldsNobodyUp) {
+TEST_P(ClientRequestsTest, CheckFutureWaitsAndHoldsNobodyUp) {
   const uint64_t program = client().Load({.outputs = {{{4}}}});
   const uint64_t status_handle = 100;
   ASSERT_THAT(client().Status(Execute({program, {}, {1}, true, status_handle})), IsOk());
@@ -120,7 +119,7 @@ TEST_F(ClientRequestsTest, CheckFutureWaitsAndHoldsNobodyUp) {
   EXPECT_EQ(client().AnswerTo(op_id).status, absl::DataLossError("the device died"));
 }
 
-TEST_F(ClientRequestsTest, CheckFutureOfUnknownHandles) {
+TEST_P(ClientRequestsTest, CheckFutureOfUnknownHandles) {
   for (const uint64_t handle : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 48, ~uint64_t{0}}) {
     EXPECT_THAT(client().Status(CheckFuture(handle)), FailsWith(kNotFound, absl::StrCat(handle)));
   }
@@ -135,7 +134,7 @@ GetDefaultDeviceAssignmentRequest Assignment(uint64_t replicas, uint64_t partiti
   return request;
 }
 
-TEST_F(ClientRequestsTest, DefaultAssignmentIsListedByPartition) {
+TEST_P(ClientRequestsTest, DefaultAssignmentIsListedByPartition) {
   const Answer answer = client().Ask(Assignment(2, 2));
   ASSERT_THAT(answer.status, IsOk());
   EXPECT_FALSE(answer.patient);
@@ -149,7 +148,7 @@ TEST_F(ClientRequestsTest, DefaultAssignmentIsListedByPartition) {
   EXPECT_THAT(assignment.computation_devices(1).replica_device_ids(), ElementsAre(11, 13));
 }
 
-TEST_F(ClientRequestsTest, DefaultAssignmentThatDoesNotFit) {
+TEST_P(ClientRequestsTest, DefaultAssignmentThatDoesNotFit) {
   constexpr uint64_t kHalf = uint64_t{1} << 63;
   for (const auto& [replicas, partitions] : std::initializer_list<std::pair<uint64_t, uint64_t>>{
            {0, 1}, {1, 0}, {0, 0}, {5, 1}, {1, 5}, {2, 3}, {kHalf, 2}, {2, kHalf}, {kHalf + 1, kHalf + 1}}) {
@@ -171,7 +170,7 @@ GetDefaultLayoutRequest DefaultLayout(xla::ifrt::DTypeProto::Kind dtype, const s
   return request;
 }
 
-TEST_F(ClientRequestsTest, DefaultLayoutIsTheWorkers) {
+TEST_P(ClientRequestsTest, DefaultLayoutIsTheWorkers) {
   worker_.default_layout = std::string("{1,0:T(8,128)}");
   const Answer answer = client().Ask(DefaultLayout(kF32, {2, 3}));
   ASSERT_THAT(answer.status, IsOk());
@@ -183,7 +182,7 @@ TEST_F(ClientRequestsTest, DefaultLayoutIsTheWorkers) {
   EXPECT_EQ(client().Status(DefaultLayout(kF32, {2})), worker_.default_layout.status());
 }
 
-TEST_F(ClientRequestsTest, NobodyWaitsForAWorkerThatIsAskedForALayout) {
+TEST_P(ClientRequestsTest, NobodyWaitsForAWorkerThatIsAskedForALayout) {
   worker_.holds_default_layout = true;
   const uint64_t asked = client().Send(DefaultLayout(kF32, {2, 3}));
   EXPECT_THAT(client().Status(Assignment(1, 1)), IsOk());
@@ -192,7 +191,7 @@ TEST_F(ClientRequestsTest, NobodyWaitsForAWorkerThatIsAskedForALayout) {
   EXPECT_THAT(client().AnswerTo(asked).status, IsOk());
 }
 
-TEST_F(ClientRequestsTest, DefaultLayoutOfWhatCannotBe) {
+TEST_P(ClientRequestsTest, DefaultLayoutOfWhatCannotBe) {
   EXPECT_THAT(client().Status(DefaultLayout(kF32, {2}, 9)), FailsWith(kInvalid, "no device 9"));
   EXPECT_THAT(client().Status(DefaultLayout(kF32, {2, -1})), FailsWith(kInvalid, "-1"));
   EXPECT_THAT(client().Status(DefaultLayout(kF32, std::vector<int64_t>(65, 1))),
@@ -206,7 +205,7 @@ TEST_F(ClientRequestsTest, DefaultLayoutOfWhatCannotBe) {
 
 // ---- What nobody handles ---------------------------------------------------------------------------------
 
-TEST_F(ClientRequestsTest, UnsupportedRequestsAreNamed) {
+TEST_P(ClientRequestsTest, UnsupportedRequestsAreNamed) {
   for (const char* name :
        {"LoadedExecutableDeleteRequest", "LoadedExecutableIsDeletedRequest", "LoadedHostCallbackPollRequest",
         "LoadedHostCallbackReturnRequest", "LoadedExecutableMpmdMetadataRequest",
@@ -220,7 +219,7 @@ TEST_F(ClientRequestsTest, UnsupportedRequestsAreNamed) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(ClientRequestsTest, RequestWithoutAMember) {
+TEST_P(ClientRequestsTest, RequestWithoutAMember) {
   EXPECT_THAT(client().AnswerTo(client().SendWhole({})).status, FailsWith(kInvalid, "member"));
   // A member of a later protocol.
   IfrtRequest later;
@@ -230,7 +229,7 @@ TEST_F(ClientRequestsTest, RequestWithoutAMember) {
 
 // Every member there is, with nothing in it: an answer to each, and nothing for the worker to do but to wait
 // for no arrays.
-TEST_F(ClientRequestsTest, EmptyRequestsAreAnswered) {
+TEST_P(ClientRequestsTest, EmptyRequestsAreAnswered) {
   const google::protobuf::OneofDescriptor& members = *IfrtRequest::descriptor()->FindOneofByName("request");
   for (int i = 0; i < members.field_count(); ++i) {
     SCOPED_TRACE(members.field(i)->name());

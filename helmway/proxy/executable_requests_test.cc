@@ -44,7 +44,7 @@ LoadedExecutableFetchExecuteResultRequest Fetch(uint64_t status) {
   return request;
 }
 
-class ExecutableRequestsTest : public SessionTest {
+class ExecutableRequestsTest : public VersionedSessionTest {
  protected:
   uint64_t LoadModule(const xla::HloModuleProto& module) {
     cluster::CompiledProgram program = Compiled({});
@@ -66,8 +66,9 @@ class ExecutableRequestsTest : public SessionTest {
 // ---- LoadedExecutableMetadata ----------------------------------------------------------------------------
 
 class MetadataTest : public ExecutableRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, MetadataTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(MetadataTest, OfAProgramOnOneDevice) {
+TEST_P(MetadataTest, OfAProgramOnOneDevice) {
   const uint64_t program = client().Load({.parameters = {{{2, 3}}, {{}}},
                                           .outputs = {{{3}}, {{}}},
                                           .donated = {1},
@@ -92,7 +93,7 @@ TEST_F(MetadataTest, OfAProgramOnOneDevice) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(MetadataTest, OfAProgramOnSeveralDevices) {
+TEST_P(MetadataTest, OfAProgramOnSeveralDevices) {
   const uint64_t program =
       client().Load({.parameters = {{{2}, true}, {{5}}}, .outputs = {{{4}, true}}, .devices = {11, 12}});
   const Answer answer = client().Ask(About<LoadedExecutableMetadataRequest>(program));
@@ -107,7 +108,7 @@ TEST_F(MetadataTest, OfAProgramOnSeveralDevices) {
   EXPECT_THAT(metadata.donated_input_indices().donated_input_indices(), IsEmpty());
 }
 
-TEST_F(MetadataTest, MemoryStats) {
+TEST_P(MetadataTest, MemoryStats) {
   const auto load = [&](absl::StatusOr<std::string> stats) {
     cluster::CompiledProgram program = Compiled({});
     program.memory_stats = std::move(stats);
@@ -127,7 +128,7 @@ TEST_F(MetadataTest, MemoryStats) {
               FailsWith(absl::StatusCode::kInternal, "memory statistics"));
 }
 
-TEST_F(MetadataTest, OfNoProgram) {
+TEST_P(MetadataTest, OfNoProgram) {
   client().MakeArray(1);
   for (const uint64_t handle : {uint64_t{0}, uint64_t{1}, kFirstServerHandle}) {
     EXPECT_THAT(client().Status(About<LoadedExecutableMetadataRequest>(handle)),
@@ -138,8 +139,9 @@ TEST_F(MetadataTest, OfNoProgram) {
 // ---- LoadedExecutableExecute -----------------------------------------------------------------------------
 
 class ExecuteTest : public ExecutableRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, ExecuteTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ExecuteTest, FirstRunDescribesItsOutputs) {
+TEST_P(ExecuteTest, FirstRunDescribesItsOutputs) {
   const uint64_t program = client().Load({.parameters = {{{2}, true}},
                                           .outputs = {{{4}, true}, {{}}, {{3, 5}, true}},
                                           .devices = {11, 12},
@@ -172,7 +174,7 @@ TEST_F(ExecuteTest, FirstRunDescribesItsOutputs) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 3,4"));
 }
 
-TEST_F(ExecuteTest, FirstRunWithCallbacksIsAnsweredWhenTheyHaveReturned) {
+TEST_P(ExecuteTest, FirstRunWithCallbacksIsAnsweredWhenTheyHaveReturned) {
   const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
   const uint64_t first = client().Send(Execute({program}));
   EXPECT_THAT(client().Commands(), ElementsAre("execute #2 program 1 () -> (1)", "flush"));
@@ -190,7 +192,7 @@ TEST_F(ExecuteTest, FirstRunWithCallbacksIsAnsweredWhenTheyHaveReturned) {
   FinishAll();
 }
 
-TEST_F(ExecuteTest, FirstRunWithCallbacksThatFail) {
+TEST_P(ExecuteTest, FirstRunWithCallbacksThatFail) {
   const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
   const uint64_t first = client().Send(Execute({.executable = program, .fill_status = true}));
   EXPECT_FALSE(client().Answered(first));
@@ -213,9 +215,10 @@ class ImpatientExecuteTest : public ExecuteTest {
     return options;
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, ImpatientExecuteTest, ::testing::ValuesIn(kVersions), VersionName);
 
 // A callback may wait for what its caller does next.
-TEST_F(ImpatientExecuteTest, FirstRunWithCallbacksIsNotAwaitedForEver) {
+TEST_P(ImpatientExecuteTest, FirstRunWithCallbacksIsNotAwaitedForEver) {
   const uint64_t program = client().Load({.outputs = {{{4}}}, .python_callbacks = {5}});
   const uint64_t first = client().Send(Execute({program}));
   while (!client().Answered(first)) absl::SleepFor(absl::Milliseconds(1));
@@ -227,7 +230,7 @@ TEST_F(ImpatientExecuteTest, FirstRunWithCallbacksIsNotAwaitedForEver) {
               IsOk());
 }
 
-TEST_F(ExecuteTest, OutputsOnOneDevice) {
+TEST_P(ExecuteTest, OutputsOnOneDevice) {
   const uint64_t program = client().Load({.outputs = {{{4}}}, .devices = {13}});
   const Answer answer = client().Ask(Execute({program}));
   ASSERT_THAT(answer.status, IsOk());
@@ -238,7 +241,7 @@ TEST_F(ExecuteTest, OutputsOnOneDevice) {
   EXPECT_THAT((*sharding)->devices(), ElementsAre(13));
 }
 
-TEST_F(ExecuteTest, LaterRunsUseTheClientsHandles) {
+TEST_P(ExecuteTest, LaterRunsUseTheClientsHandles) {
   const uint64_t program = client().Load({.parameters = {{{4}}, {{4}}}, .outputs = {{{4}}, {{4}}}});
   client().MakeArray(1);
   client().MakeArray(2);
@@ -261,7 +264,7 @@ TEST_F(ExecuteTest, LaterRunsUseTheClientsHandles) {
   EXPECT_THAT(client().AnswerTo(read).status, IsOk());
 }
 
-TEST_F(ExecuteTest, ReadOfAnUnfinishedRunHoldsNobodyUp) {
+TEST_P(ExecuteTest, ReadOfAnUnfinishedRunHoldsNobodyUp) {
   const uint64_t program = LoadOneToOne();
   client().MakeArray(1);
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}})), IsOk());
@@ -277,7 +280,7 @@ TEST_F(ExecuteTest, ReadOfAnUnfinishedRunHoldsNobodyUp) {
   EXPECT_THAT(client().AnswerTo(ready).status, IsOk());
 }
 
-TEST_F(ExecuteTest, FailureOfTheRunReachesItsReaders) {
+TEST_P(ExecuteTest, FailureOfTheRunReachesItsReaders) {
   const uint64_t program = LoadOneToOne();
   client().MakeArray(1);
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}, true, 50})), IsOk());
@@ -291,7 +294,7 @@ TEST_F(ExecuteTest, FailureOfTheRunReachesItsReaders) {
   EXPECT_THAT(client().Use(2), IsOk());
 }
 
-TEST_F(ExecuteTest, DonatedArgumentsAreGone) {
+TEST_P(ExecuteTest, DonatedArgumentsAreGone) {
   const uint64_t program =
       client().Load({.parameters = {{{4}}, {{4}}, {{4}}}, .outputs = {}, .donated = {0, 2}});
   for (const uint64_t handle : {1, 2, 3}) client().MakeArray(handle);
@@ -308,7 +311,7 @@ TEST_F(ExecuteTest, DonatedArgumentsAreGone) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(ExecuteTest, ArgumentsThatMustSurvive) {
+TEST_P(ExecuteTest, ArgumentsThatMustSurvive) {
   const uint64_t program =
       client().Load({.parameters = {{{4}}, {{4}}, {{4}}}, .outputs = {}, .donated = {0, 2}});
   for (const uint64_t handle : {1, 2, 3}) client().MakeArray(handle);
@@ -318,7 +321,7 @@ TEST_F(ExecuteTest, ArgumentsThatMustSurvive) {
   EXPECT_THAT(client().Use(3), IsOk());
 }
 
-TEST_F(ExecuteTest, NonsenseAmongTheArgumentsThatMustSurvive) {
+TEST_P(ExecuteTest, NonsenseAmongTheArgumentsThatMustSurvive) {
   const uint64_t program = LoadOneToOne({0});
   client().MakeArray(1);
   ExpectFails(Execute({program, {1}, {11}, false, 0, {1}}), {11}, kInvalid, "1");
@@ -327,7 +330,7 @@ TEST_F(ExecuteTest, NonsenseAmongTheArgumentsThatMustSurvive) {
   EXPECT_THAT(client().Use(1), IsOk());
 }
 
-TEST_F(ExecuteTest, DonatedBuffersThatOthersShare) {
+TEST_P(ExecuteTest, DonatedBuffersThatOthersShare) {
   const uint64_t program = LoadOneToOne({0});
   client().MakeArray(1);
   ASSERT_THAT(client().Status(ShardOf(1, 2)), IsOk());
@@ -340,7 +343,7 @@ TEST_F(ExecuteTest, DonatedBuffersThatOthersShare) {
   EXPECT_THAT(client().Commands(), ElementsAre("delete 1"));
 }
 
-TEST_F(ExecuteTest, OneArrayForSeveralArguments) {
+TEST_P(ExecuteTest, OneArrayForSeveralArguments) {
   const uint64_t program = client().Load({.parameters = {{{4}}, {{4}}}, .outputs = {}, .donated = {0, 1}});
   client().MakeArray(1);
   ASSERT_THAT(client().Status(Execute({program, {1, 1}})), IsOk());
@@ -348,7 +351,7 @@ TEST_F(ExecuteTest, OneArrayForSeveralArguments) {
               ElementsAre("execute #2 program 1 (1; 1) -> () donates [0,1]", "delete 1", "flush"));
 }
 
-TEST_F(ExecuteTest, WhatDoesNotFit) {
+TEST_P(ExecuteTest, WhatDoesNotFit) {
   const uint64_t program =
       client().Load({.parameters = {{{4}}, {{2, 2}}}, .outputs = {{{4}}}, .donated = {0}});
   client().MakeArray(1);
@@ -394,7 +397,7 @@ TEST_F(ExecuteTest, WhatDoesNotFit) {
   EXPECT_THAT(link().launches_under_way(), IsEmpty());
 }
 
-TEST_F(ExecuteTest, HandlesThatCannotBeBound) {
+TEST_P(ExecuteTest, HandlesThatCannotBeBound) {
   const uint64_t program = client().Load({.parameters = {{{4}}}, .outputs = {{{4}}, {{4}}}, .donated = {0}});
   client().MakeArray(1);
   client().MakeArray(2);
@@ -458,7 +461,7 @@ TEST_P(VersionedExecuteTest, StatusOfARunThatWasRefused) {
   EXPECT_EQ(client().Use(1), cause);
 }
 
-TEST_F(ExecuteTest, StatusHandleInUse) {
+TEST_P(ExecuteTest, StatusHandleInUse) {
   const uint64_t program = client().Load({.outputs = {{{4}}}});
   ASSERT_THAT(client().Status(Execute({program, {}, {1}, true, 50})), IsOk());
   client().Commands();
@@ -467,7 +470,7 @@ TEST_F(ExecuteTest, StatusHandleInUse) {
   EXPECT_THAT(client().Status(Fetch(50)), IsOk());
 }
 
-TEST_F(ExecuteTest, StatusOfNoRun) {
+TEST_P(ExecuteTest, StatusOfNoRun) {
   for (const uint64_t handle : {uint64_t{0}, uint64_t{1}, kFirstServerHandle}) {
     EXPECT_THAT(client().Status(Fetch(handle)), FailsWith(kNotFound, absl::StrCat(handle)));
   }
@@ -476,8 +479,9 @@ TEST_F(ExecuteTest, StatusOfNoRun) {
 // ---- Launches that wait for host bytes -------------------------------------------------------------------
 
 class HeldLaunchTest : public ExecutableRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, HeldLaunchTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(HeldLaunchTest, HeldUntilTheBytesAreHere) {
+TEST_P(HeldLaunchTest, HeldUntilTheBytesAreHere) {
   const uint64_t program = LoadOneToOne();
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   EXPECT_THAT(client().Status(Execute({program, {1}, {2}})), IsOk());
@@ -490,7 +494,7 @@ TEST_F(HeldLaunchTest, HeldUntilTheBytesAreHere) {
   EXPECT_THAT(client().Commands(), ElementsAre("execute #3 program 1 (1) -> (3)", "flush"));
 }
 
-TEST_F(HeldLaunchTest, EachLaunchKeepsItsPlace) {
+TEST_P(HeldLaunchTest, EachLaunchKeepsItsPlace) {
   const uint64_t program = LoadOneToOne();
   client().MakeArray(10);
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
@@ -506,7 +510,7 @@ TEST_F(HeldLaunchTest, EachLaunchKeepsItsPlace) {
               ElementsAre("fill 2@10 f32[4] 16 bytes", "release #2", "release #3", "release #4"));
 }
 
-TEST_F(HeldLaunchTest, HeldByWhatIsMadeOfTheArray) {
+TEST_P(HeldLaunchTest, HeldByWhatIsMadeOfTheArray) {
   const uint64_t program = LoadOneToOne();
   const uint64_t wide = client().Load({.parameters = {{{4}, true}}, .outputs = {}, .devices = {10, 11}});
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
@@ -536,7 +540,7 @@ TEST_F(HeldLaunchTest, HeldByWhatIsMadeOfTheArray) {
 }
 
 // The results of a held launch are not held themselves: the worker orders what uses them.
-TEST_F(HeldLaunchTest, ResultsOfAHeldLaunch) {
+TEST_P(HeldLaunchTest, ResultsOfAHeldLaunch) {
   const uint64_t program = LoadOneToOne();
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}})), IsOk());
@@ -551,7 +555,7 @@ TEST_F(HeldLaunchTest, ResultsOfAHeldLaunch) {
   EXPECT_THAT(client().AnswerTo(read).status, IsOk());
 }
 
-TEST_F(HeldLaunchTest, ReleasedTooIfTheBytesNeverCome) {
+TEST_P(HeldLaunchTest, ReleasedTooIfTheBytesNeverCome) {
   const uint64_t program = LoadOneToOne();
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}})), IsOk());
@@ -562,7 +566,7 @@ TEST_F(HeldLaunchTest, ReleasedTooIfTheBytesNeverCome) {
                           "release #2"));
 }
 
-TEST_F(HeldLaunchTest, EndOfTheSession) {
+TEST_P(HeldLaunchTest, EndOfTheSession) {
   const uint64_t program = LoadOneToOne();
   ASSERT_THAT(client().Status(FromHost(1, {4}, OneDevice(10))), IsOk());
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}, true, 50})), IsOk());
@@ -583,8 +587,9 @@ class PausedSessionTest : public ExecutableRequestsTest {
     return options;
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, PausedSessionTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(PausedSessionTest, AClientThatRunsAheadWaits) {
+TEST_P(PausedSessionTest, AClientThatRunsAheadWaits) {
   const uint64_t program = client().Load({});
   for (int i = 0; i < 3; ++i) ASSERT_THAT(client().Status(Execute({program})), IsOk());
   EXPECT_FALSE(client().stream->paused());
@@ -606,8 +611,9 @@ TEST_F(PausedSessionTest, AClientThatRunsAheadWaits) {
 // ---- LoadedExecutableCostAnalysis ------------------------------------------------------------------------
 
 class CostAnalysisTest : public ExecutableRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, CostAnalysisTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(CostAnalysisTest, NumbersOfTheProgram) {
+TEST_P(CostAnalysisTest, NumbersOfTheProgram) {
   const uint64_t program = LoadOneToOne();
   const uint64_t op_id = client().Send(About<LoadedExecutableCostAnalysisRequest>(program));
   EXPECT_THAT(client().Commands(), ElementsAre("cost 1"));
@@ -624,14 +630,14 @@ TEST_F(CostAnalysisTest, NumbersOfTheProgram) {
   EXPECT_EQ(attributes.at("bytes accessed").float_value(), 32);
 }
 
-TEST_F(CostAnalysisTest, NoNumbersAreAnAnswerToo) {
+TEST_P(CostAnalysisTest, NoNumbersAreAnAnswerToo) {
   const uint64_t program = LoadOneToOne();
   const uint64_t op_id = client().Send(About<LoadedExecutableCostAnalysisRequest>(program));
   link().AnswerCostAnalysis(1, cluster::CostProperties{});
   EXPECT_TRUE(client().AnswerTo(op_id).response.loaded_executable_cost_analysis_response().has_attributes());
 }
 
-TEST_F(CostAnalysisTest, AreCountedWhereThePluginHasNone) {
+TEST_P(CostAnalysisTest, AreCountedWhereThePluginHasNone) {
   xla::HloModuleProto module;
   module.set_entry_computation_id(1);
   xla::HloComputationProto& entry = *module.add_computations();
@@ -655,7 +661,7 @@ TEST_F(CostAnalysisTest, AreCountedWhereThePluginHasNone) {
 }
 
 // Errors are in the response: clients cannot read an error in its place.
-TEST_F(CostAnalysisTest, ErrorsAreInsideTheResponse) {
+TEST_P(CostAnalysisTest, ErrorsAreInsideTheResponse) {
   const uint64_t program = LoadOneToOne();
   uint64_t op_id = client().Send(About<LoadedExecutableCostAnalysisRequest>(program));
   link().AnswerCostAnalysis(1, absl::InternalError("no costs"));
@@ -677,8 +683,9 @@ class ProgramTextTest : public ExecutableRequestsTest {
     return client().Ask(About<LoadedExecutableHumanReadableProgramTextRequest>(program));
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, ProgramTextTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(ProgramTextTest, TextOfTheProgram) {
+TEST_P(ProgramTextTest, TextOfTheProgram) {
   xla::HloModuleProto module;
   ASSERT_TRUE(module.ParseFromString(Compiled({}).optimized_hlo));
   xla::HloComputationProto& entry = *module.add_computations();
@@ -701,7 +708,7 @@ TEST_F(ProgramTextTest, TextOfTheProgram) {
       HasSubstr("ROOT %nothing = () tuple()"));
 }
 
-TEST_F(ProgramTextTest, ErrorsAreInsideTheResponse) {
+TEST_P(ProgramTextTest, ErrorsAreInsideTheResponse) {
   xla::HloModuleProto module;
   ASSERT_TRUE(module.ParseFromString(Compiled({}).optimized_hlo));
   module.set_entry_computation_id(77);
@@ -721,8 +728,9 @@ TEST_F(ProgramTextTest, ErrorsAreInsideTheResponse) {
 // ---- LoadedExecutableDestruct ----------------------------------------------------------------------------
 
 class DestructExecutableTest : public ExecutableRequestsTest {};
+INSTANTIATE_TEST_SUITE_P(Versions, DestructExecutableTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(DestructExecutableTest, UnloadsAfterWhatWasStarted) {
+TEST_P(DestructExecutableTest, UnloadsAfterWhatWasStarted) {
   const uint64_t program = LoadOneToOne();
   client().MakeArray(1);
   ASSERT_THAT(client().Status(Execute({program, {1}, {2}})), IsOk());
@@ -739,7 +747,7 @@ TEST_F(DestructExecutableTest, UnloadsAfterWhatWasStarted) {
   FinishAll();
 }
 
-TEST_F(DestructExecutableTest, OfNoProgram) {
+TEST_P(DestructExecutableTest, OfNoProgram) {
   const uint64_t program = LoadOneToOne();
   EXPECT_THAT(client().Status(About<LoadedExecutableDestructRequest>(99)), FailsWith(kNotFound, "99"));
   EXPECT_THAT(client().Status(About<LoadedExecutableDestructRequest>(program)), IsOk());

@@ -16,7 +16,7 @@ using ::xla::ifrt::proxy::CompileRequest;
 using ::xla::ifrt::proxy::CompileResponse;
 using ::xla::ifrt::proxy::LoadedExecutableMetadataRequest;
 
-class CompileTest : public SessionTest {
+class CompileTest : public VersionedSessionTest {
  protected:
   // What a client gets that compiles a program for `devices` of which the worker says `program`.
   Answer CompileTo(const std::vector<int32_t>& devices, absl::StatusOr<cluster::CompiledProgram> program) {
@@ -25,10 +25,9 @@ class CompileTest : public SessionTest {
     return client().AnswerTo(op_id);
   }
 };
-class VersionedCompileTest : public VersionedSessionTest {};
-INSTANTIATE_TEST_SUITE_P(Versions, VersionedCompileTest, ::testing::ValuesIn(kVersions), VersionName);
+INSTANTIATE_TEST_SUITE_P(Versions, CompileTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_P(VersionedCompileTest, WorkerGetsCodeAndOptions) {
+TEST_P(CompileTest, WorkerGetsCodeAndOptions) {
   const CompileRequest request = CompileFor({12, 10}, serdes());
   // The options carry a version number from serdes 4 on.
   xla::ifrt::XlaCompileOptionsProto sent;
@@ -67,7 +66,7 @@ TEST_P(VersionedCompileTest, WorkerGetsCodeAndOptions) {
   EXPECT_THAT(client().Status(CheckFuture(response.ready_future_handle())), FailsWith(kNotFound, ""));
 }
 
-TEST_F(CompileTest, HoldsNobodyUp) {
+TEST_P(CompileTest, HoldsNobodyUp) {
   const uint64_t first = client().Send(CompileFor({10}));
   const uint64_t second = client().Send(CompileFor({11}));
   client().MakeArray(1);
@@ -84,13 +83,13 @@ TEST_F(CompileTest, HoldsNobodyUp) {
   EXPECT_EQ(one.response.compile_response().fingerprint_case(), CompileResponse::FINGERPRINT_NOT_SET);
 }
 
-TEST_F(CompileTest, CompilersErrorIsTheClients) {
+TEST_P(CompileTest, CompilersErrorIsTheClients) {
   const absl::Status error = absl::InvalidArgumentError("unknown op \"strange\" \xff");
   EXPECT_THAT(CompileTo({10}, error).status, FailsWith(kInvalid, "unknown op \"strange\" ?"));
   EXPECT_THAT(client().link->loaded(), IsEmpty());
 }
 
-TEST_F(CompileTest, RefusedBeforeTheCompiler) {
+TEST_P(CompileTest, RefusedBeforeTheCompiler) {
   const auto with_options = [](CompileRequest& request, const auto& change) {
     xla::ifrt::XlaCompileOptionsProto options;
     ASSERT_TRUE(options.ParseFromString(request.compile_options().data()));
@@ -145,7 +144,7 @@ TEST_F(CompileTest, RefusedBeforeTheCompiler) {
 }
 
 // What the worker cannot describe is of no use to a client, and is not kept.
-TEST_F(CompileTest, ProgramsThatCannotBeDescribedAreUnloaded) {
+TEST_P(CompileTest, ProgramsThatCannotBeDescribedAreUnloaded) {
   const auto broken = [](const std::function<void(cluster::CompiledProgram&)>& spoil) {
     cluster::CompiledProgram program = Compiled({.outputs = {{{4}}}});
     spoil(program);
@@ -161,7 +160,7 @@ TEST_F(CompileTest, ProgramsThatCannotBeDescribedAreUnloaded) {
               ElementsAre("compile 1", "unload 1", "compile 2", "unload 2", "compile 3", "unload 3"));
 }
 
-TEST_F(CompileTest, EndOfTheSessionEndsTheWait) {
+TEST_P(CompileTest, EndOfTheSessionEndsTheWait) {
   const uint64_t op_id = client().Send(CompileFor({10}));
   client().Close();
   EXPECT_EQ(client().AnswerTo(op_id).status.code(), kCancelled);

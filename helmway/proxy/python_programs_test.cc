@@ -17,7 +17,7 @@ using ::xla::ifrt::proxy::CompileRequest;
 using ::xla::ifrt::proxy::LoadedExecutableDestructRequest;
 using ::xla::ifrt::proxy::LoadedExecutableMetadataRequest;
 
-class PythonProgramTest : public SessionTest {
+class PythonProgramTest : public VersionedSessionTest {
  protected:
   // Devices numbered as the CPU plugin does: two of each of two processes.
   PythonProgramTest() {
@@ -52,8 +52,9 @@ class PythonProgramTest : public SessionTest {
     return client().AnswerTo(op_id).response.compile_response().loaded_executable_handle();
   }
 };
+INSTANTIATE_TEST_SUITE_P(Versions, PythonProgramTest, ::testing::ValuesIn(kVersions), VersionName);
 
-TEST_F(PythonProgramTest, WorkerGetsTheFunctionAndTheHosts) {
+TEST_P(PythonProgramTest, WorkerGetsTheFunctionAndTheHosts) {
   const CustomCallProgramProto program = Function({2048, 1});
   const uint64_t op_id = client().Send(Request(program));
   EXPECT_THAT(client().Commands(), ElementsAre("compile 1"));
@@ -76,13 +77,13 @@ TEST_F(PythonProgramTest, WorkerGetsTheFunctionAndTheHosts) {
   EXPECT_EQ(metadata.output_memory_kinds().memory_kind_lists(0).memory_kinds_size(), 1);
 }
 
-TEST_F(PythonProgramTest, UnpicklersErrorIsTheClients) {
+TEST_P(PythonProgramTest, UnpicklersErrorIsTheClients) {
   const uint64_t op_id = client().Send(Request(Function({0})));
   client().link->AnswerCompile(1, absl::InvalidArgumentError("ModuleNotFoundError: No module named 'x'"));
   EXPECT_THAT(client().AnswerTo(op_id).status, FailsWith(kInvalid, "No module named 'x'"));
 }
 
-TEST_F(PythonProgramTest, RefusedBeforeTheWorker) {
+TEST_P(PythonProgramTest, RefusedBeforeTheWorker) {
   struct Case {
     absl::StatusCode code;
     const char* text;
@@ -119,13 +120,13 @@ TEST_F(PythonProgramTest, RefusedBeforeTheWorker) {
   EXPECT_THAT(client().Commands(), IsEmpty());
 }
 
-TEST_F(PythonProgramTest, PlatformsWithoutCpuDevicesAreNamed) {
+TEST_P(PythonProgramTest, PlatformsWithoutCpuDevicesAreNamed) {
   worker_.mutable_info().platform_name = "tpu";
   EXPECT_THAT(client().Status(Request(Function({0}))), FailsWith(kUnimplemented, "platform tpu"));
 }
 
 // The client knows what the first run returns before it has run.
-TEST_F(PythonProgramTest, FirstRunIsAnsweredAtOnce) {
+TEST_P(PythonProgramTest, FirstRunIsAnsweredAtOnce) {
   const uint64_t f = LoadFunction(Function({0, 1}));
   client().MakeSplitArray(1, 4, {0, 1});
   client().Commands();
@@ -138,7 +139,7 @@ TEST_F(PythonProgramTest, FirstRunIsAnsweredAtOnce) {
   client().link->FinishLaunch(client().link->launches_under_way()[0]);
 }
 
-TEST_F(PythonProgramTest, ArgumentsMustBeWhatTheFunctionTakes) {
+TEST_P(PythonProgramTest, ArgumentsMustBeWhatTheFunctionTakes) {
   const uint64_t f = LoadFunction(Function({0, 1}));
   client().MakeSplitArray(1, 4, {0, 2048});
   client().MakeArray(2, {8}, OneDevice(0));
@@ -154,7 +155,7 @@ TEST_F(PythonProgramTest, ArgumentsMustBeWhatTheFunctionTakes) {
 }
 
 // Buffers are named in the order of the program's devices, whatever that of an array is.
-TEST_F(PythonProgramTest, ArraysMayHaveTheirOwnOrderOfDevices) {
+TEST_P(PythonProgramTest, ArraysMayHaveTheirOwnOrderOfDevices) {
   CustomCallProgramProto program = Function({0, 1});
   *program.mutable_input_specs(0) = Spec({8}, Split({1, 0}));
   *program.add_output_specs() = Spec({8}, Split({1, 0}));
@@ -169,7 +170,7 @@ TEST_F(PythonProgramTest, ArraysMayHaveTheirOwnOrderOfDevices) {
   client().link->FinishLaunch(client().link->launches_under_way()[0]);
 }
 
-TEST_F(PythonProgramTest, ForgottenInTheOrderOfAStream) {
+TEST_P(PythonProgramTest, ForgottenInTheOrderOfAStream) {
   const uint64_t f = LoadFunction(Function({0, 1}));
   const uint64_t g = LoadFunction(Function({0, 1}));
   client().Commands();
